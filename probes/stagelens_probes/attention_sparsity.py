@@ -1,0 +1,47 @@
+"""How few keys a head attends to."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import torch
+from torch import Tensor
+
+from stagelens import Probe, Reading
+from stagelens.probing import Reduced, layers, stack_layers
+from stagelens.scene import Scene, Site
+from stagelens_probes.attention import PATTERN, Weights, visible_weights
+
+
+def sparsity_measures(weights: Weights) -> Tensor:
+    """Attention of a layer -> [head, 4], each a mean over batch and queries.
+
+    The four are: entropy H = -sum a log a in nats, effective keys exp(H), the largest weight, and sparsity
+    1 - H / log(number of visible keys).
+    """
+    entropy = torch.special.entr(weights.values).sum(-1)  # [batch, head, query]
+    sparsity = 1 - entropy / weights.count.to(entropy.dtype).log()
+    measures = torch.stack([entropy, entropy.exp(), weights.values.amax(-1), sparsity], dim=-1)
+    return measures.mean(dim=(0, 2))
+
+
+def layer_sparsity(pattern: Tensor, site: Site, scene: Scene) -> Tensor:
+    """`sparsity_measures` of a pattern, computed once per hook for all probes that ask."""
+    return scene.once((site, "sparsity"), lambda: sparsity_measures(visible_weights(pattern, site, scene)))
+
+
+class AttentionSparsity(Probe):
+    """Entropy, effective number of keys, largest weight and sparsity, per layer and head."""
+
+    name = "attention_sparsity"
+    title = "how few keys a head attends to"
+    gives = ("entropy", "effective_keys", "top_mass", "sparsity")
+    hooks = (PATTERN,)
+
+    def reduce(self, activation: Tensor, site: Site, scene: Scene) -> Tensor:
+        return layer_sparsity(activation, site, scene)
+
+    def readings(self, reduced: Reduced, scene: Scene) -> Iterable[Reading]:  # noqa: ARG002
+        measures = stack_layers(reduced)  # [layer, head, 4]
+        for name, values in zip(self.gives, measures.unbind(-1), strict=True):
+            yield Reading(name, values, ("layer", "head"), {"layer": layers(reduced)})

@@ -1,0 +1,47 @@
+"""Quantities that theory says training conserves, and how far they have drifted."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from itertools import product
+
+import torch
+from torch import Tensor
+
+from stagelens import Probe, Reading
+from stagelens.probing import Reduced
+from stagelens.scene import Scene
+
+
+def named_numbers(quantities: Mapping[str, Tensor]) -> dict[str, float]:
+    """One entry per number: `name` for a scalar, `name[i,j]` for the entries of an array."""
+    numbers: dict[str, float] = {}
+    for name, value in quantities.items():
+        array = torch.as_tensor(value).detach().cpu().double()
+        for index in product(*map(range, array.shape)):
+            label = f"{name}[{','.join(map(str, index))}]" if index else name
+            numbers[label] = float(array[index])
+    return numbers
+
+
+class Conserved(Probe):
+    """The task's conserved quantities and their drift, |value - first| / |first|; absolute if first = 0."""
+
+    name = "conserved"
+    title = "the task's conserved quantities and their drift"
+    gives = ("value", "drift")
+
+    def applies(self, scene: Scene) -> str | None:
+        if scene.conserved is None or not scene.conserved(scene.model):
+            return "the task names no conserved quantities"
+        return None
+
+    def readings(self, reduced: Reduced, scene: Scene) -> Iterable[Reading]:  # noqa: ARG002
+        assert scene.conserved is not None  # applies() saw to it
+        numbers = named_numbers(scene.conserved(scene.model))
+        value = torch.tensor(list(numbers.values()), dtype=torch.float64)  # [quantity]
+        first = self.state.setdefault("first", value.clone()).to(value)
+        drift = (value - first).abs() / torch.where(first == 0, 1.0, first.abs())
+        coords = {"quantity": list(numbers)}
+        yield Reading("value", value, ("quantity",), coords)
+        yield Reading("drift", drift, ("quantity",), coords)

@@ -1,0 +1,54 @@
+"""KL divergence from the task's reference predictors to the model."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import torch
+from torch import Tensor
+
+from stagelens import Probe, Reading
+from stagelens.probing import DoesNotApply, Reduced
+from stagelens.scene import Scene
+from stagelens_probes.attention import wide
+
+
+def kl_divergence(log_p: Tensor, log_q: Tensor) -> Tensor:
+    """Mean over all positions of KL(p || q) in nats, from log-probabilities [..., outcome].
+
+    An outcome that p rules out (log p = -inf) adds nothing.
+    """
+    p = log_p.exp()
+    return torch.where(p > 0, p * (log_p - log_q), 0.0).sum(-1).mean()
+
+
+class KLToReferences(Probe):
+    """For each reference predictor f, the mean of KL(f || model) over the scored positions of the batch."""
+
+    name = "kl_to_references"
+    title = "KL divergence from the task's reference predictors to the model"
+    gives = ("kl",)
+
+    def applies(self, scene: Scene) -> str | None:
+        return None if scene.references else "the task names no reference predictors"
+
+    def readings(self, reduced: Reduced, scene: Scene) -> Iterable[Reading]:  # noqa: ARG002
+        if not isinstance(scene.output, Tensor) or scene.output.ndim < 2:
+            raise DoesNotApply("the model's output is not logits [batch, (position,) outcome]")
+        log_q = wide(scored(scene.output, scene)).log_softmax(-1)  # [batch, (position,) outcome]
+        values = []
+        for name, predict in scene.references.items():
+            log_p = predict(scene.batch)
+            log_p = scored(log_p, scene) if log_p.shape == scene.output.shape else log_p
+            if log_p.shape != log_q.shape:
+                raise ValueError(
+                    f"reference {name!r} gave shape {tuple(log_p.shape)}; expected the output's "
+                    f"{tuple(scene.output.shape)}, or its scored positions' {tuple(log_q.shape)}"
+                )
+            values.append(kl_divergence(log_p.to(log_q), log_q))
+        yield Reading("kl", torch.stack(values), ("reference",), {"reference": list(scene.references)})
+
+
+def scored(output: Tensor, scene: Scene) -> Tensor:
+    """The positions of `output` [batch, position, outcome] that the task scores; all of [batch, outcome]."""
+    return output[:, scene.queries] if output.ndim > 2 else output

@@ -1,0 +1,155 @@
+"""Principal components of a head's keys and of its queries, and how the two agree."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from stagelens import Probe, Reading
+from stagelens.probing import Reduced, layers, stack_layers
+from stagelens.scene import Scene, Site
+from stagelens_probes.attention import wide
+
+KEYS, QUERIES = "attn.hook_k", "attn.hook_q"
+SIDES = ("key", "query")
+SHARE = 0.9  # a leading subspace explains at least this much
+LEAD_KEPT = (
+    0.9  # the last leading component keeps the lead while its variance is at least this much of the largest
+)
+
+
+def second_moment(activation: Tensor) -> Tensor:
+    """Mean of x x^T over batch and positions: [batch, position, head, d_head] -> [head, d_head, d_head].
+
+    Not centered: scores are inner products of the vectors themselves, and without a softmax nothing cancels.
+    """
+    x = wide(activation).flatten(0, 1).transpose(0, 1)  # [head, sample, d_head]
+    return x.transpose(1, 2) @ x / x.shape[1]
+
+
+def principal_components(moment: Tensor) -> tuple[Tensor, Tensor]:
+    """moment [..., d, d] -> variances [..., component], largest first, and components [..., component, d]."""
+    values, vectors = torch.linalg.eigh(moment)
+    return values.flip(-1).clamp(min=0), vectors.flip(-1).transpose(-1, -2)
+
+
+def shares(variances: Tensor) -> Tensor:
+    """Variances [..., component] as ratios of their sum; 0 where there is no variance at all."""
+    total = variances.sum(-1, keepdim=True)
+    return torch.where(total > 0, variances / total.clamp(min=torch.finfo(total.dtype).tiny), 0.0)
+
+
+def effective_rank(explained: Tensor) -> Tensor:
+    """exp of the entropy of the ratios [..., component]; 0 where there is no variance at all."""
+    entropy: Tensor = torch.special.entr(explained).sum(-1)
+    return entropy.exp() * (explained.sum(-1) > 0)
+
+
+def leading_rank(explained: Tensor) -> Tensor:
+    """The smallest number of components that explain 90%, [...], from ratios [..., component]."""
+    return (explained.cumsum(-1) < SHARE - 1e-9).sum(-1) + 1
+
+
+def subspace_alignment(keys: Tensor, queries: Tensor, rank: Tensor) -> Tensor:
+    """Mean squared cosine of the principal angles between the spans of the first `rank` [...] components.
+
+    keys, queries: [..., component, d], orthonormal rows. The squared cosines sum to |K Q^T|_F^2.
+    """
+    first = torch.arange(keys.shape[-2], device=keys.device) < rank[..., None]  # [..., component]
+    squared = (keys @ queries.transpose(-1, -2)).square()  # [..., component, component]
+    return (squared * first[..., :, None] * first[..., None, :]).sum((-1, -2)) / rank
+
+
+def leading_component(variances: Tensor, components: Tensor, before: Tensor | None) -> Tensor:
+    """The leading component [..., d]; its sign and the choice between near equals follow `before` [..., d].
+
+    Of the components whose variance is at least 0.9 of the largest, the one nearest to `before` leads, with
+    the sign that makes their product positive. The first time, the largest entry is positive.
+    """
+    if before is None:
+        leading = components[..., 0, :]
+        sign = leading.gather(-1, leading.abs().argmax(-1, keepdim=True)).sign()
+    else:
+        cosine = (components @ before[..., None]).squeeze(-1)  # [..., component]
+        may_lead = variances >= LEAD_KEPT * variances[..., :1]
+        index = torch.where(may_lead, cosine.abs(), -1.0).argmax(-1, keepdim=True)  # [..., 1]
+        leading = components.take_along_dim(index[..., None], -2).squeeze(-2)
+        sign = cosine.gather(-1, index).sign()
+    return leading * torch.where(sign == 0, 1.0, sign)
+
+
+class QKAlignment(Probe):
+    """Variance ratios and effective rank of keys and queries, their common subspace, and named directions."""
+
+    name = "qk_alignment"
+    title = "principal components of keys and queries, and how they align"
+    gives = ("explained", "effective_rank", "rank", "key_query", "leading", "reference")
+    hooks = (KEYS, QUERIES)
+
+    def reduce(self, activation: Tensor, site: Site, scene: Scene) -> Tensor:
+        """[head, d_head, d_head]; of the queries, those that the task scores."""
+        if site.hook == QUERIES and activation.shape[1] > 1:
+            activation = activation[:, scene.queries]
+        return second_moment(activation).cpu().double()  # not every device has eigh, nor double precision
+
+    def readings(self, reduced: Reduced, scene: Scene) -> Iterable[Reading]:
+        keys = {site: moment for site, moment in reduced.items() if site.hook == KEYS}
+        queries = [moment for site, moment in reduced.items() if site.hook == QUERIES]
+        measures = [
+            self._layer(str(index), key, query)
+            for index, (key, query) in enumerate(zip(keys.values(), queries, strict=True))
+        ]
+        dims = {
+            "explained": ("layer", "head", "side", "component"),
+            "effective_rank": ("layer", "head", "side"),
+            "rank": ("layer", "head"),
+            "key_query": ("layer", "head"),
+            "leading": ("layer", "head", "side", "d_head"),
+        }
+        coords: dict[str, Sequence[Any]] = {"layer": layers(keys), "side": SIDES}
+        for name, named in dims.items():
+            values = stack_layers([measure[name] for measure in measures])
+            yield Reading(name, values, named, {dim: coords[dim] for dim in named if dim in coords})
+        if scene.directions:
+            leading = stack_layers([measure["leading"] for measure in measures])
+            cosines = torch.stack([_cosine(leading, name, d) for name, d in scene.directions.items()], dim=-1)
+            yield Reading(
+                "reference",
+                cosines,
+                ("layer", "head", "side", "direction"),
+                {**coords, "direction": list(scene.directions)},
+            )
+
+    def _layer(self, label: str, key: Tensor, query: Tensor) -> dict[str, Tensor]:
+        """The measures of one layer, from the second moments [head, d_head, d_head] of keys and queries."""
+        if len(key) < len(query):  # heads that share their keys
+            key = key.repeat_interleave(len(query) // len(key), dim=0)
+        variances, components = principal_components(
+            torch.stack([key, query], dim=1)
+        )  # [head, side, component, (d)]
+        explained = shares(variances)
+        there = explained.sum(-1) > 0  # [head, side]; vectors that are all 0 have no direction
+        rank = leading_rank(explained).amin(-1)  # [head]
+        leading = leading_component(variances, components, self.state.get(label))  # [head, side, d_head]
+        self.state[label] = leading
+        return {
+            "explained": explained,
+            "effective_rank": effective_rank(explained),
+            "rank": (rank * there.all(-1)).double(),
+            "key_query": subspace_alignment(components[:, 0], components[:, 1], rank) * there.all(-1),
+            "leading": leading * there[..., None],
+        }
+
+
+def _cosine(leading: Tensor, name: str, direction: Tensor) -> Tensor:
+    """|cosine| of `direction` [d_head] with leading [layer, head, side, d_head] -> [layer, head, side]."""
+    unit = torch.as_tensor(direction).detach().cpu().double()
+    if unit.shape != leading.shape[-1:]:
+        raise ValueError(
+            f"direction {name!r} has shape {tuple(unit.shape)}; expected [{leading.shape[-1]}], d_head"
+        )
+    cosine: Tensor = (leading @ unit) / torch.linalg.vector_norm(unit)
+    return cosine.abs()

@@ -1,0 +1,49 @@
+"""How large each parameter is, and each head's share of it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import torch
+from torch import Tensor
+from torch.linalg import vector_norm
+
+from stagelens import Probe, Reading
+from stagelens.probing import Reduced
+from stagelens.scene import Scene
+from stagelens_probes.attention import wide
+
+HEAD_PARAMETERS = {"W_Q", "W_K", "W_V", "W_O", "b_Q", "b_K", "b_V"}  # TransformerLens' names
+
+
+def has_heads(name: str, parameter: Tensor, scene: Scene) -> bool:
+    """Whether the first dimension of `parameter` is the head.
+
+    It is one of TransformerLens' per-head parameters, or it stands beside an attention pattern's hook, and it
+    has a row per head.
+    """
+    owner, _, last = name.rpartition(".")
+    n_heads = getattr(getattr(scene.model, "cfg", None), "n_heads", None)
+    in_attention = last in HEAD_PARAMETERS or f"{owner}.hook_pattern" in scene.model.hook_dict
+    return in_attention and parameter.ndim >= 2 and parameter.shape[0] == n_heads
+
+
+class WeightNorms(Probe):
+    """Frobenius norm of every parameter, and of every head's part of the parameters that have one."""
+
+    name = "weight_norms"
+    title = "Frobenius norm of each parameter, and of each head's part of it"
+    gives = ("norm", "head_norm")
+
+    def applies(self, scene: Scene) -> str | None:
+        return None if next(scene.model.parameters(), None) is not None else "the model has no parameters"
+
+    def readings(self, reduced: Reduced, scene: Scene) -> Iterable[Reading]:  # noqa: ARG002
+        parameters = dict(scene.model.named_parameters())
+        norms = torch.stack([vector_norm(wide(p)) for p in parameters.values()])
+        yield Reading("norm", norms, ("parameter",), {"parameter": list(parameters)})
+
+        heads = {name: p for name, p in parameters.items() if has_heads(name, p, scene)}
+        if heads:
+            per_head = torch.stack([vector_norm(wide(p).flatten(1), dim=1) for p in heads.values()])
+            yield Reading("head_norm", per_head, ("head_parameter", "head"), {"head_parameter": list(heads)})

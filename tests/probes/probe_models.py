@@ -1,0 +1,110 @@
+"""Models whose inside is known, and a short way to measure them."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+from transformer_lens import HookedRootModule
+from transformer_lens.hook_points import HookPoint
+
+import stagelens as sl
+from stagelens.models import build_transformer
+
+PATTERN = "blocks.0.attn.hook_pattern"
+
+
+class Written(HookedRootModule):
+    """Shows given activations at its hooks and gives a given output: what a probe reads is known exactly."""
+
+    def __init__(self, activations: dict[str, Tensor], output: Tensor | None = None, **cfg: Any) -> None:
+        super().__init__()
+        self.cfg = SimpleNamespace(**cfg)
+        self.activations = activations
+        self.output = torch.zeros(()) if output is None else output
+        self.points: list[HookPoint] = []
+        for name in activations:
+            module: nn.Module = self
+            *parents, last = name.split(".")
+            for part in parents:
+                if part not in dict(module.named_children()):
+                    module.add_module(part, nn.Module())
+                module = dict(module.named_children())[part]
+            module.add_module(last, HookPoint())
+        self.setup()
+
+    def forward(self, batch: Any) -> Tensor:
+        for name, activation in self.activations.items():
+            self.hook_dict[name](activation)
+        return self.output
+
+
+class PositionalToy(HookedRootModule):
+    """One layer; each head attends by position alone and passes on the mean it reads: [batch, pos, d] -> the same."""
+
+    def __init__(self, n_heads: int = 3, n_ctx: int = 6, d: int = 4) -> None:
+        super().__init__()
+        self.cfg = SimpleNamespace(n_layers=1, n_heads=n_heads, n_ctx=n_ctx, d_vocab=None, attention_dir="causal")
+        attn = nn.Module()
+        attn.scores = nn.Parameter(torch.randn(n_heads, n_ctx, n_ctx, generator=torch.Generator().manual_seed(0)))
+        attn.W_O = nn.Parameter(torch.randn(n_heads, d, d, generator=torch.Generator().manual_seed(1)))
+        attn.hook_pattern, attn.hook_z = HookPoint(), HookPoint()
+        block = nn.Module()
+        block.attn = attn
+        self.blocks = nn.ModuleList([block])
+        self.setup()
+
+    def forward(self, x: Tensor) -> Tensor:
+        attn = self.blocks[0].attn
+        hidden = torch.ones_like(attn.scores[0], dtype=torch.bool).triu(1)
+        pattern = attn.scores.masked_fill(hidden, -torch.inf).softmax(-1)  # [head, query, key]
+        pattern = attn.hook_pattern(pattern.expand(len(x), *pattern.shape))
+        z = attn.hook_z(torch.einsum("bhqk,bkd->bqhd", pattern, x))
+        return torch.einsum("bqhd,hde->bqe", z, attn.W_O)
+
+
+def written_pattern(pattern: Any, **cfg: Any) -> Written:
+    """A one-layer model with `pattern` [batch, head, query, key] (leading ones may be left out)."""
+    tensor = torch.as_tensor(pattern)
+    tensor = tensor.reshape((1,) * (4 - tensor.ndim) + tuple(tensor.shape))
+    return Written({PATTERN: tensor}, **cfg)
+
+
+def transformer(**changes: Any) -> Any:
+    """A small HookedTransformer over 11 tokens."""
+    sizes: dict[str, Any] = {"n_layers": 2, "n_heads": 3, "d_model": 12, "n_ctx": 10, "d_mlp": 16, "seed": 0}
+    sizes |= {} if "d_in" in changes else {"d_vocab": 11}
+    return build_transformer(**sizes | changes)
+
+
+def tokens(n: int = 5, length: int = 10, d_vocab: int = 11) -> Tensor:
+    return torch.randint(d_vocab, (n, length), generator=torch.Generator().manual_seed(3))
+
+
+def next_token_loss(model: Any, batch: Tensor) -> Tensor:
+    logits = model(batch)
+    return cross_entropy(logits[:, :-1].flatten(0, 1), batch[:, 1:].flatten())
+
+
+def squared_loss(model: Any, batch: Tensor) -> Tensor:
+    return (model(batch) - batch).square().mean()
+
+
+def measured(model: Any, probe: Any, batch: Any = 0, **options: Any) -> dict[str, np.ndarray]:
+    """The readings of one probe, by their short names; a probe that fails or does not apply fails the test."""
+    recorder = sl.Recorder(model, probes=[probe], batch=batch, **options)
+    readings = recorder.measure(0)
+    assert not recorder.problems and not recorder.skipped, (recorder.problems, recorder.skipped)
+    return {r.name.partition("/")[2]: r.values for r in readings if "/" in r.name}
+
+
+def refusal(model: Any, probe: Any, batch: Any = 0, **options: Any) -> str:
+    """Why the probe does not apply; a probe that fails, or applies, fails the test."""
+    recorder = sl.Recorder(model, probes=[probe], batch=batch, **options)
+    recorder.measure(0)
+    assert not recorder.problems and len(recorder.skipped) == 1, (recorder.problems, recorder.skipped)
+    return next(iter(recorder.skipped.values()))

@@ -1,0 +1,94 @@
+"""stagelens watches circuits form: probes, stages and claims for transformers in training."""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+from stagelens.hookspecs import hookimpl
+
+if TYPE_CHECKING:
+    from stagelens.config import FlowConfig, TaskConfig
+    from stagelens.errors import StagelensError
+    from stagelens.flow import Event, Flow
+    from stagelens.lazy import ClaimRef, ProbeRef, TaskRef
+    from stagelens.prediction import Prediction
+    from stagelens.probing import Probe, probe
+    from stagelens.reading import Reading
+    from stagelens.recorder import Recorder
+    from stagelens.running import run
+    from stagelens.runs import Run, load
+    from stagelens.schedule import Schedule
+    from stagelens.stages import Stage, detect_stages
+    from stagelens.task import Group, Phase, Task
+    from stagelens.timeline import Timeline
+
+# Where each public name lives. They are imported on first use: `import stagelens` itself brings in no torch.
+_HOMES = {
+    "ClaimRef": "lazy",
+    "Event": "flow",
+    "Flow": "flow",
+    "FlowConfig": "config",
+    "Group": "task",
+    "Phase": "task",
+    "Prediction": "prediction",
+    "Probe": "probing",
+    "ProbeRef": "lazy",
+    "Reading": "reading",
+    "Recorder": "recorder",
+    "Run": "runs",
+    "Schedule": "schedule",
+    "Stage": "stages",
+    "StagelensError": "errors",
+    "Task": "task",
+    "TaskConfig": "config",
+    "TaskRef": "lazy",
+    "Timeline": "timeline",
+    "detect_stages": "stages",
+    "load": "runs",
+    "probe": "probing",
+    "run": "running",
+}
+
+__all__ = [
+    "ClaimRef",
+    "Event",
+    "Flow",
+    "FlowConfig",
+    "Group",
+    "Phase",
+    "Prediction",
+    "Probe",
+    "ProbeRef",
+    "Reading",
+    "Recorder",
+    "Run",
+    "Schedule",
+    "Stage",
+    "StagelensError",
+    "Task",
+    "TaskConfig",
+    "TaskRef",
+    "Timeline",
+    "detect_stages",
+    "hookimpl",
+    "load",
+    "probe",
+    "run",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name == "__version__":
+        from importlib.metadata import version
+
+        return version("stagelens")
+    if name not in _HOMES:
+        raise AttributeError(f"module 'stagelens' has no attribute {name!r}")
+    value = getattr(importlib.import_module(f"stagelens.{_HOMES[name]}"), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return __all__

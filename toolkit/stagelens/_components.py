@@ -1,0 +1,93 @@
+"""The parts of a transformer that TransformerLens lacks, each a subclass of the part it replaces.
+
+Subclasses and not hooks: a hook's closure keeps the parameters of the model it was made for, so a deep copy
+would compute with the original's slopes. Everything here lives in modules, and hooks stay the user's alone.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformer_lens import components as lens
+
+
+def sinusoidal_table(n_ctx: int, d_model: int) -> Tensor:
+    """Vaswani et al. 2017, Sec. 3.5: float64 [n_ctx, d_model], sines in even columns, cosines in odd ones."""
+    position = torch.arange(n_ctx, dtype=torch.float64)  # [n_ctx]
+    wavelength = 10000.0 ** (torch.arange(0, d_model, 2, dtype=torch.float64) / d_model)  # [d_model / 2]
+    angle = position[:, None] / wavelength[None, :]  # [n_ctx, d_model / 2]
+    return torch.stack([angle.sin(), angle.cos()], dim=-1).flatten(1)  # [n_ctx, d_model]
+
+
+def initial_slopes(n_heads: int, slope: float | None) -> Tensor:
+    """float64 [head]: `slope` for all, or Press et al. 2022, Sec. 3: 2^(-8/n), 2^(-16/n), ..., 2^-8."""
+    if slope is not None:
+        return torch.full((n_heads,), slope, dtype=torch.float64)
+    return 2.0 ** (-8.0 * torch.arange(1, n_heads + 1, dtype=torch.float64) / n_heads)
+
+
+class SinusoidalPositions(lens.PosEmbed):  # type: ignore[misc]
+    """Positions from a fixed table: `W_pos` is a buffer, so it is saved and moved but never trained."""
+
+    def __init__(self, cfg: Any) -> None:
+        super().__init__(cfg)
+        del self.W_pos
+        self.register_buffer("W_pos", sinusoidal_table(cfg.n_ctx, cfg.d_model).to(cfg.dtype))
+
+
+class LinearEmbed(lens.Embed):  # type: ignore[misc]
+    """Continuous inputs through `W_E` [d_in, d_model]; with one-hot inputs this is the token embedding."""
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        """[batch, pos, d_in] -> [batch, pos, d_model]."""
+        embedded: Tensor = inputs @ self.W_E
+        return embedded
+
+
+class Attention(lens.Attention):  # type: ignore[misc]
+    """Attention with dropout, and with learnable ALiBi slopes that start at `slopes` [head] where given.
+
+    In training mode `hook_pattern` shows the softmax before dropout, `hook_z` what the dropped pattern reads.
+    """
+
+    def __init__(self, cfg: Any, layer: int, *, dropout: float, slopes: Tensor | None) -> None:
+        super().__init__(cfg, "global", layer)
+        self.pattern_dropout = nn.Dropout(dropout)
+        self.out_dropout = nn.Dropout(dropout)
+        self.alibi_slope = None if slopes is None else nn.Parameter(slopes.to(cfg.dtype, copy=True))
+
+    def calculate_attention_scores(self, q: Tensor, k: Tensor) -> Tensor:
+        """q [batch, query, head, d_head], k [batch, key, head, d_head] -> [batch, head, query, key]."""
+        scores: Tensor = super().calculate_attention_scores(q, k)
+        if self.alibi_slope is None:
+            return scores
+        n_query, n_key = scores.shape[-2:]
+        key = torch.arange(n_key, device=scores.device)
+        query = torch.arange(n_key - n_query, n_key, device=scores.device)  # with cached keys, the last ones
+        distance = (query[:, None] - key[None, :]).abs()  # [query, key]; the causal mask comes after
+        return scores - self.alibi_slope[:, None, None] * distance
+
+    def calculate_z_scores(self, v: Tensor, pattern: Tensor) -> Tensor:
+        """v [batch, key, head, d_head], pattern [batch, head, query, key] -> [batch, query, head, d_head]."""
+        z: Tensor = super().calculate_z_scores(v, self.pattern_dropout(pattern))
+        return z
+
+    def forward(self, *args: Any, **kwargs: Any) -> Tensor:
+        """[batch, pos, d_model], dropped before `hook_attn_out`: that is what joins the residual stream."""
+        out: Tensor = self.out_dropout(super().forward(*args, **kwargs))
+        return out
+
+
+class MLP(lens.MLP):  # type: ignore[misc]
+    """The MLP with dropout on its output, before `hook_mlp_out`."""
+
+    def __init__(self, cfg: Any, *, dropout: float) -> None:
+        super().__init__(cfg)
+        self.out_dropout = nn.Dropout(dropout)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[batch, pos, d_model] -> [batch, pos, d_model]."""
+        out: Tensor = self.out_dropout(super().forward(x))
+        return out

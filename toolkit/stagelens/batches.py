@@ -1,0 +1,69 @@
+"""Batches: the data of a step as a function of (seed, step) alone."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from stagelens.errors import UsageError
+from stagelens.seeds import generator
+from stagelens.task import Batch, Task
+
+
+def map_tensors(function: Callable[[Tensor], Tensor], batch: Batch) -> Batch:
+    """`batch` with `function` applied to each of its tensors."""
+    if isinstance(batch, Tensor):
+        return function(batch)
+    if isinstance(batch, dict):
+        return {key: map_tensors(function, value) for key, value in batch.items()}
+    if isinstance(batch, tuple | list):
+        return type(batch)(map_tensors(function, value) for value in batch)
+    return batch
+
+
+def move(batch: Batch, device: torch.device | str) -> Batch:
+    """`batch` on `device`."""
+    return map_tensors(lambda tensor: tensor.to(device), batch)
+
+
+class Batches:
+    """Training batches of a task: fresh at every step, or passes over a fixed set of `train_size` sequences."""
+
+    def __init__(self, task: Task, device: torch.device | str = "cpu") -> None:
+        config = task.config
+        if 0 < config.train_size < config.batch_size:
+            raise UsageError(
+                f"train_size {config.train_size} is smaller than batch_size {config.batch_size}; "
+                f"give at least one batch of sequences, or train_size=0 for fresh data at every step"
+            )
+        self._task = task
+        self._device = device
+        self._set: Batch | None = None
+        self._pass: tuple[int, Tensor] | None = None
+        if config.train_size:
+            self._set = move(task.sample(config.train_size, generator(task.seed, "train")), device)
+
+    def __call__(self, step: int) -> Batch:
+        """The batch of `step`."""
+        config = self._task.config
+        if self._set is None:
+            return move(self._task.sample(config.batch_size, generator(self._task.seed, "train", step)), self._device)
+        per_pass = config.train_size // config.batch_size
+        number, index = divmod(step, per_pass)
+        chosen = self._order(number)[index * config.batch_size : (index + 1) * config.batch_size]
+        return map_tensors(lambda tensor: tensor[chosen], self._set)
+
+    def _order(self, number: int) -> Tensor:
+        """The order of the sequences in pass `number`."""
+        if self._pass is None or self._pass[0] != number:
+            order = torch.randperm(self._task.config.train_size, generator=generator(self._task.seed, "order", number))
+            self._pass = (number, order.to(self._device))
+        return self._pass[1]
+
+
+def eval_batch(task: Task, device: torch.device | str = "cpu") -> Any:
+    """The fixed batch on which a run is evaluated and probed."""
+    return move(task.sample(task.config.eval_size, generator(task.seed, "eval")), device)

@@ -1,0 +1,122 @@
+"""`runs`, `show`, `export`: looking at what is on disk. None of it needs torch."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from stagelens.cli import output
+from stagelens.cli.listing import Json
+from stagelens.cli.main import app
+from stagelens.cli.running import Runs
+from stagelens.cli.state import State
+
+if TYPE_CHECKING:
+    from stagelens.runs import Run
+
+RunArgument = Annotated[str, typer.Argument(metavar="RUN", help="A run's name or path.")]
+
+
+@app.command(name="runs")
+def runs_(context: typer.Context, runs: Runs = None, json: Json = False) -> None:
+    """List the runs.  Example: [cyan]stagelens runs[/]"""
+    from stagelens.runs import catalogue, runs_folder
+
+    state: State = context.obj
+    found = catalogue(runs, state.host)
+    rows = [
+        {
+            "run": str(run.folder),
+            "name": run.name,
+            "task": run.manifest.task,
+            "preset": run.manifest.preset,
+            "seed": run.manifest.seed,
+            "status": run.status,
+            "steps": run.manifest.steps,
+            "created": run.manifest.created,
+            "seconds": run.manifest.seconds,
+        }
+        for run in found
+    ]
+    if json:
+        output.print_json(rows)
+    elif not rows:
+        output.say(f"no runs in {runs_folder(runs)}; make one with `stagelens run markov`")
+    else:
+        shown = [
+            [r["name"], r["task"], r["seed"], r["status"], r["steps"], r["seconds"], str(r["created"])[:19]]
+            for r in rows
+        ]
+        output.print_table(["run", "task", "seed", "status", "steps", "seconds", "created"], shown)
+
+
+@app.command()
+def show(context: typer.Context, run: RunArgument, runs: Runs = None, json: Json = False) -> None:
+    """Show one run: status, stages, phases, last readings.
+
+    Example: [cyan]stagelens show markov-minimal-quick-seed0[/]
+    """
+    from stagelens.runs import load
+
+    state: State = context.obj
+    opened = load(run, runs, state.host)
+    if json:
+        output.print_json(opened.summary())
+    else:
+        show_summary(opened)
+
+
+@app.command()
+def export(
+    context: typer.Context,
+    run: RunArgument,
+    format: Annotated[str, typer.Option("--format", help="parquet, netcdf or csv")] = "parquet",
+    to: Annotated[
+        Path | None,
+        typer.Option("-o", "--output", metavar="FILE", help="Where to write (default: in the run)."),
+    ] = None,
+    runs: Runs = None,
+    json: Json = False,
+) -> None:
+    """Write a run's timeline as a file for other tools.  Example: [cyan]stagelens export RUN --format csv[/]"""
+    from stagelens.export import export as write
+    from stagelens.runs import load
+
+    state: State = context.obj
+    path = write(load(run, runs, state.host), format, to)
+    if json:
+        output.print_json({"run": run, "format": format, "file": str(path)})
+    else:
+        output.say(str(path))
+
+
+def show_summary(run: Run) -> None:
+    """A run as a person wants to see it."""
+    summary = run.summary()
+    output.say(f"{summary['name']}: {summary['task']}, seed {summary['seed']}, {summary['status']}")
+    done = f"{output.show(summary['step'])} of {summary['steps']:g} steps"
+    output.say(f"{done} in {summary['seconds']:.1f} s on {summary['device']}\n")
+    if summary["stages"]:
+        rows = [[s["kind"], s["start"], s["end"], s["level"], s["drop"], s["name"]] for s in summary["stages"]]
+        output.print_table(["stage", "start", "end", "level", "drop", "name"], rows, f"stages of {summary['metric']}")
+        output.say("")
+    if summary["phases"]:
+        rows = [[p["phase"], p["start"], p["end"], p["layer"]] for p in summary["phases"]]
+        output.print_table(["phase", "start", "end", "layer"], rows, "phases of head specialization")
+        output.say("")
+    if summary["predictions"]:
+        rows = [[p["name"], p["expected"], p["measured"], p["error"], p["reference"]] for p in summary["predictions"]]
+        output.print_table(["prediction", "expected", "measured", "error", "reference"], rows, "theory")
+        output.say("")
+    small = {
+        name: value for name, value in summary["final"].items() if not isinstance(value, list) or len(str(value)) < 90
+    }
+    output.print_table(["reading", "last value"], small.items())
+    for name, reason in summary["skipped"].items():
+        output.say(f"\nprobe {name} does not apply: {reason}")
+    for reason in summary["problems"].values():
+        output.warn(reason)
+    for file in sorted([*run.folder.glob("report.html"), *run.folder.glob("figures/*.png")]):
+        output.say(f"\n{file}" if file.suffix == ".html" else f"{file}")

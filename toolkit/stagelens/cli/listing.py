@@ -1,0 +1,94 @@
+"""`tasks`, `probes`, `plugins`, `doctor`: what is there."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import typer
+
+from stagelens.cli import output
+from stagelens.cli.main import app
+from stagelens.cli.state import State
+
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON document instead of a table.")]
+
+
+@app.command()
+def tasks(context: typer.Context, json: Json = False) -> None:
+    """List the tasks that plugins bring.  Example: [cyan]stagelens tasks[/]"""
+    state: State = context.obj
+    host = state.host
+    rows: list[dict[str, Any]] = [
+        {
+            "id": name,
+            "plugin": host.tasks.owners[name],
+            "title": ref.title,
+            "presets": list(ref.presets),
+            "default": host.default_task(name.partition("/")[0]) == name,
+        }
+        for name, ref in host.tasks
+    ]
+    if json:
+        output.print_json(rows)
+    else:
+        shown = [[row["id"] + (" *" if row["default"] else ""), row["title"], row["presets"]] for row in rows]
+        output.print_table(["task", "what it is", "presets"], shown)
+        output.say("\n* what the plugin's bare name means, as in `stagelens run markov`")
+
+
+@app.command()
+def probes(context: typer.Context, json: Json = False) -> None:
+    """List the probes, their readings, and what each costs.  Example: [cyan]stagelens probes[/]"""
+    state: State = context.obj
+    rows: list[dict[str, Any]] = [
+        {
+            "name": name,
+            "plugin": state.host.probes.owners[name],
+            "title": ref.title,
+            "readings": [f"{name}/{reading}" for reading in ref.readings],
+            "passes": ref.passes,
+            "default": ref.default,
+        }
+        for name, ref in state.host.probes
+    ]
+    if json:
+        output.print_json(rows)
+        return
+    shown = [
+        [row["name"] + (" *" if row["default"] else ""), row["title"], ref.readings, row["passes"]]
+        for row, (_, ref) in zip(rows, state.host.probes, strict=True)
+    ]
+    output.print_table(["probe", "what it measures", "readings", "extra passes"], shown)
+    output.say("\n* runs by default; extra passes are forward passes beyond the one that all probes share")
+
+
+@app.command()
+def plugins(context: typer.Context, json: Json = False) -> None:
+    """List the plugins with version and status.  Example: [cyan]stagelens plugins[/]"""
+    from stagelens.host import make_host
+
+    state: State = context.obj
+    found = make_host(state.plugin_dirs).plugins
+    if json:
+        output.print_json([vars(plugin) for plugin in found])
+    else:
+        output.print_table(
+            ["plugin", "version", "status", "file", "error"],
+            [[p.name, p.version, p.status, p.file, p.error] for p in found],
+        )
+
+
+@app.command()
+def doctor(context: typer.Context, json: Json = False) -> None:
+    """Check versions, device, plugins and the runs folder; say what is wrong and how to mend it."""
+    from stagelens.doctor import examine
+
+    state: State = context.obj
+    findings = examine(state.plugin_dirs)
+    if json:
+        output.print_json([vars(finding) for finding in findings])
+    else:
+        rows: list[list[Any]] = [["ok" if f.ok else "WRONG", f.what, f.found, "" if f.ok else f.mend] for f in findings]
+        output.print_table(["", "what", "found", "how to mend it"], rows)
+    if not all(finding.ok for finding in findings):
+        raise typer.Exit(1)

@@ -1,0 +1,58 @@
+"""`stagelens`: the commands, and what happens to errors."""
+
+from __future__ import annotations
+
+import sys
+from typing import Annotated
+
+import typer
+
+from stagelens.cli import output
+from stagelens.cli.state import State
+from stagelens.errors import StagelensError
+
+app = typer.Typer(
+    name="stagelens",
+    help="Watch circuits form: train, probe, find the stages, compare.",
+    no_args_is_help=True,
+    add_completion=True,
+    pretty_exceptions_enable=False,
+    rich_markup_mode="rich",
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+def _version(asked: bool) -> None:
+    if asked:
+        import stagelens
+
+        typer.echo(f"stagelens {stagelens.__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def setup(
+    context: typer.Context,
+    plugin_dir: Annotated[
+        list[str] | None,
+        typer.Option(metavar="DIR", help="A folder, file or module with plugins under development; may be repeated."),
+    ] = None,
+    version: Annotated[  # noqa: ARG001  acted upon by its callback
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version.")
+    ] = False,
+) -> None:
+    context.obj = State(plugin_dir or [])
+
+
+def main() -> None:
+    """Runs the command line. A `StagelensError` becomes one line on stderr; anything else keeps its traceback."""
+    from stagelens.cli import inspecting, listing, running  # noqa: F401  each registers its commands
+
+    try:
+        app()
+    except StagelensError as error:
+        output.complain(str(error))
+        sys.exit(error.exit_code)
+    except BrokenPipeError:
+        sys.stderr.close()
+        sys.exit(0)

@@ -1,0 +1,124 @@
+"""Configs: validated, frozen, and set from presets and `key=value` pairs."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any, TypeVar
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from stagelens.errors import UsageError, unknown
+
+
+class Config(BaseModel):
+    """Base of all configs: frozen, and unknown keys are refused."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+
+class TaskConfig(Config):
+    """What every trained task has. `train_size` 0 means fresh data at every step."""
+
+    steps: int = Field(1000, ge=1, description="training steps")
+    batch_size: int = Field(128, ge=1, description="sequences in a training batch")
+    lr: float = Field(1e-3, gt=0, description="learning rate")
+    eval_size: int = Field(256, ge=1, description="sequences in the fixed evaluation batch that the probes see")
+    train_size: int = Field(0, ge=0, description="sequences in the training set; 0: fresh data every step")
+    clip: float = Field(0.0, ge=0, description="largest gradient norm; 0: no clipping")
+
+
+class FlowConfig(Config):
+    """What every flow has."""
+
+    time: float = Field(100.0, gt=0, description="end of the integration")
+    points: int = Field(400, ge=2, description="times at which the flow is recorded")
+    method: str = Field("LSODA", description="scipy's solve_ivp method")
+    rtol: float = Field(1e-8, gt=0, description="relative tolerance")
+    atol: float = Field(1e-10, gt=0, description="absolute tolerance")
+
+
+C = TypeVar("C", bound=Config)
+
+
+def make_config(kind: type[C], presets: Mapping[str, Mapping[str, Any]], preset: str, given: Sequence[str]) -> C:
+    """The config of a preset, with `given` settings (`key=value`, nested keys with dots) laid over it."""
+    if preset not in presets:
+        raise unknown("preset", preset, presets)
+    values: dict[str, Any] = json.loads(json.dumps(presets[preset]))
+    for setting in given:
+        key, equals, text = setting.partition("=")
+        if not equals or not key:
+            raise UsageError(f"--set {setting!r}: expected key=value, for example --set steps=500")
+        _put(values, kind, key, text)
+    return validate(kind, values)
+
+
+def validate(kind: type[C], values: Mapping[str, Any]) -> C:
+    """`values` as a config of `kind`; the first thing that is wrong with them becomes a one-line error."""
+    try:
+        return kind.model_validate(values)
+    except ValidationError as error:
+        first = error.errors()[0]
+        key = ".".join(str(part) for part in first["loc"])
+        if first["type"] == "extra_forbidden":
+            raise unknown("config key", key, _known_keys(kind, key)) from None
+        where = f"config key {key!r}: got {_short(first['input'])}, " if key else "config: "
+        message = first["msg"].removeprefix("Value error, ")
+        raise UsageError(f"{where}{message[:1].lower()}{message[1:]}") from None
+
+
+def _put(values: dict[str, Any], kind: type[BaseModel], key: str, text: str) -> None:
+    """Writes `text`, read as the type of the field `key`, into the nested `values`."""
+    *parents, leaf = key.split(".")
+    model: Any = kind
+    for parent in parents:
+        field = model.model_fields.get(parent) if _is_model(model) else None
+        if field is None:
+            raise unknown("config key", key, _known_keys(kind, key))
+        model = field.annotation
+        values = values.setdefault(parent, {})
+    if not _is_model(model) or leaf not in model.model_fields:
+        raise unknown("config key", key, _known_keys(kind, key))
+    values[leaf] = _read(text, model.model_fields[leaf].annotation)
+
+
+def _read(text: str, annotation: Any) -> Any:
+    """`text` as JSON, as a comma-separated list, or as it is, whichever fits the annotation first."""
+    from pydantic import TypeAdapter
+
+    readings: list[Any] = []
+    try:
+        readings.append(json.loads(text))
+    except ValueError:
+        if "," in text:
+            readings.append([_read(part.strip(), float | str) for part in text.split(",")])
+    readings.append(text)
+    for reading in readings:
+        try:
+            TypeAdapter(annotation).validate_python(reading)
+        except ValidationError:
+            continue
+        return reading
+    return readings[0]  # none fits: the config's own validation says what is wrong with it
+
+
+def _is_model(annotation: Any) -> bool:
+    return isinstance(annotation, type) and issubclass(annotation, BaseModel)
+
+
+def _known_keys(kind: type[BaseModel], key: str) -> list[str]:
+    """The keys at the level of `key`, written as the user would."""
+    prefix = ""
+    model: Any = kind
+    for parent in key.split(".")[:-1]:
+        field = model.model_fields.get(parent)
+        if field is None or not _is_model(field.annotation):
+            break
+        model, prefix = field.annotation, f"{prefix}{parent}."
+    return [prefix + name for name in model.model_fields]
+
+
+def _short(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 60 else text[:57] + "..."

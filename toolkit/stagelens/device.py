@@ -1,0 +1,25 @@
+"""Which device a run uses."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from stagelens.errors import UsageError
+
+if TYPE_CHECKING:
+    import torch
+
+
+def resolve_device(name: str = "auto") -> torch.device:
+    """The device called `name`; `auto` is the accelerator where there is one, else the CPU."""
+    import torch
+
+    if name == "auto":
+        return torch.accelerator.current_accelerator(check_available=True) or torch.device("cpu")
+    try:
+        device = torch.device(name)
+        torch.empty(1, device=device)
+    except (RuntimeError, AssertionError, NotImplementedError) as error:
+        reason = str(error).splitlines()[0]
+        raise UsageError(f"device {name!r} cannot be used here ({reason}); give auto, cpu, cuda or mps") from None
+    return device

@@ -1,0 +1,61 @@
+"""Exports of a timeline: parquet and csv as a tidy table, netCDF as labelled arrays."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from stagelens.errors import unknown
+from stagelens.files import writing
+
+if TYPE_CHECKING:
+    import pandas
+    import xarray
+
+    from stagelens.runs import Run
+    from stagelens.timeline import Timeline
+
+ENDINGS = {"parquet": ".parquet", "netcdf": ".nc", "csv": ".csv"}
+
+
+def export(run: Run, format: str, path: Path | None = None) -> Path:
+    """Writes the timeline of `run` and returns where."""
+    if format not in ENDINGS:
+        raise unknown("format", format, ENDINGS)
+    path = path or run.folder / f"timeline{ENDINGS[format]}"
+    with writing(path) as aside:
+        if format == "netcdf":
+            netcdf(run.timeline).to_netcdf(aside, engine="scipy")
+        elif format == "csv":
+            tidy(run.timeline).to_csv(aside, index=False)
+        else:
+            tidy(run.timeline).to_parquet(aside, index=False)
+    return path
+
+
+def tidy(timeline: Timeline) -> pandas.DataFrame:
+    """One row per number: step, series, the coordinates of every dim that occurs (empty where it has none), value."""
+    import pandas
+
+    dims = list(dict.fromkeys(dim for name in timeline for dim in timeline.column(name).dims))
+    frames = []
+    for name in timeline:
+        column, values = timeline.column(name), timeline.series(name)
+        index = np.indices(values.shape).reshape(values.ndim, -1)
+        frame = pandas.DataFrame({"step": timeline.steps[index[0]], "series": name})
+        for position, dim in enumerate(column.dims, start=1):
+            frame[dim] = np.array([str(label) for label in column.coordinate(dim)], dtype=object)[index[position]]
+        frame["value"] = values.ravel()
+        frames.append(frame[~np.isnan(values.ravel())])
+    table = pandas.concat(frames, ignore_index=True)
+    for dim in dims:
+        table[dim] = table[dim].astype("string")
+    return table[["step", "series", *dims, "value"]]
+
+
+def netcdf(timeline: Timeline) -> xarray.Dataset:
+    """The dataset with names that netCDF takes: it knows no '/' in a name, so that becomes '.'."""
+    dataset = timeline.dataset
+    return dataset.rename({str(name): str(name).replace("/", ".") for name in dataset.data_vars})

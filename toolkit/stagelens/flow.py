@@ -1,0 +1,141 @@
+"""The flow: a task given by differential equations, integrated instead of trained."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from stagelens.config import Config, FlowConfig
+from stagelens.errors import StagelensError, UsageError
+from stagelens.experiment import Experiment
+from stagelens.reading import Reading
+from stagelens.timeline import Measurement, pack
+
+Floats = NDArray[np.float64]
+State = Mapping[str, Floats]
+METHODS = ("LSODA", "RK45", "RK23", "DOP853", "Radau", "BDF")
+
+
+@dataclass(frozen=True)
+class Event:
+    """Something that happens when `function(time, state)` crosses zero; a `terminal` one ends the integration.
+
+    `direction` 1 counts only crossings from below, -1 only those from above, 0 both.
+    """
+
+    name: str
+    function: Callable[[float, State], float]
+    terminal: bool = True
+    direction: int = 0
+
+
+class Flow(Experiment):
+    """Named state, derivative, observables and stopping events."""
+
+    Config: ClassVar[type[Config]] = FlowConfig
+
+    @abstractmethod
+    def initial(self) -> State:
+        """The state at time 0; its randomness comes from `self.seed`."""
+
+    @abstractmethod
+    def derivative(self, time: float, state: State) -> State:
+        """d state / d time, of the same names and shapes."""
+
+    @abstractmethod
+    def observables(self, time: float, state: State) -> Iterable[Reading]:
+        """What is recorded of the state."""
+
+    def events(self) -> Sequence[Event]:
+        return ()
+
+    def times(self) -> Floats:
+        """The times that are recorded: half of them even, half even in log time."""
+        end, points = self.config.time, self.config.points
+        log = np.geomspace(end / 10**4, end, points - points // 2)
+        return np.unique(np.concatenate([np.linspace(0, end, points // 2 + 1), log]))
+
+
+@dataclass(frozen=True)
+class Trajectory:
+    """A solved flow: what was recorded, when each event first happened, and why it ended early if it failed."""
+
+    measurements: list[Measurement]
+    events: dict[str, float]
+    error: str = ""
+
+
+class Diverged(StagelensError):
+    """A derivative or a loss that is not a finite number."""
+
+
+def integrate(flow: Flow, progress: Callable[[float], None] | None = None) -> Trajectory:
+    """Solves `flow` with scipy's `solve_ivp` and records its observables on its times, up to the terminal event."""
+    from scipy.integrate import solve_ivp
+
+    config = flow.config
+    if config.method not in METHODS:
+        raise UsageError(f"config key 'method': got {config.method!r}, expected one of {', '.join(METHODS)}")
+    initial = flow.initial()
+    pack_state, unpack_state = _packing(initial)
+
+    def derivative(time: float, flat: Floats) -> Floats:
+        if progress is not None:
+            progress(time)
+        rate = pack_state(flow.derivative(time, unpack_state(flat)))
+        if not np.isfinite(rate).all():
+            raise Diverged(f"the derivative is not finite at time {time:.6g}")
+        return rate
+
+    events = list(flow.events())
+    try:
+        solution: Any = solve_ivp(
+            derivative,
+            (0.0, config.time),
+            pack_state(initial),
+            method=config.method,
+            rtol=config.rtol,
+            atol=config.atol,
+            dense_output=True,
+            events=[_scipy_event(event, unpack_state) for event in events] or None,
+        )
+    except Diverged as error:
+        measurement = pack(0.0, flow.observables(0.0, initial))
+        return Trajectory([measurement], {}, f"{error}; start nearer to the regime of interest or shorten `time`")
+    end = float(solution.t[-1])
+    times = flow.times()
+    times = np.append(times[times < end], end)
+    recorded = [pack(float(t), flow.observables(float(t), unpack_state(solution.sol(t)))) for t in times]
+    happened = {e.name: float(t[0]) for e, t in zip(events, solution.t_events or [], strict=False) if len(t)}
+    return Trajectory(recorded, happened, "" if solution.success else f"{solution.message} (at time {end:.6g})")
+
+
+def _packing(state: State) -> tuple[Callable[[State], Floats], Callable[[Floats], dict[str, Floats]]]:
+    """Functions from a named state to one flat vector and back."""
+    shapes = {name: np.shape(value) for name, value in state.items()}
+    ends = np.cumsum([int(np.prod(shape)) for shape in shapes.values()])
+
+    def flatten(named: State) -> Floats:
+        if named.keys() != shapes.keys():
+            raise StagelensError(f"the derivative names {sorted(named)}, the state has {sorted(shapes)}")
+        return np.concatenate([np.ravel(np.asarray(named[name], dtype=np.float64)) for name in shapes])
+
+    def unflatten(flat: Floats) -> dict[str, Floats]:
+        parts = np.split(flat, ends[:-1])
+        return {name: part.reshape(shape) for (name, shape), part in zip(shapes.items(), parts, strict=True)}
+
+    return flatten, unflatten
+
+
+def _scipy_event(event: Event, unpack_state: Callable[[Floats], State]) -> Callable[[float, Floats], float]:
+    def function(time: float, flat: Floats) -> float:
+        return event.function(time, unpack_state(flat))
+
+    function.terminal = event.terminal  # type: ignore[attr-defined]
+    function.direction = event.direction  # type: ignore[attr-defined]
+    return function

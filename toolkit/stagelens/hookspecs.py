@@ -1,0 +1,81 @@
+"""The hooks: the whole surface between the host and a plugin.
+
+A plugin is a module (or package) with functions marked by `stagelens.hookimpl` and named as below. Life of a run:
+
+    register_tasks, register_probes, register_claims        once, when the host is made
+          |
+    run_started  ->  reading_recorded (each measurement)  ->  run_finished
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING
+
+import pluggy
+
+if TYPE_CHECKING:
+    from stagelens.flow import Flow
+    from stagelens.lazy import ClaimRef, ProbeRef, TaskRef
+    from stagelens.probing import Probe
+    from stagelens.reading import Reading
+    from stagelens.runs import Run
+    from stagelens.task import Task
+
+PROJECT = "stagelens"
+hookspec = pluggy.HookspecMarker(PROJECT)
+hookimpl = pluggy.HookimplMarker(PROJECT)
+
+
+@hookspec
+def stagelens_register_tasks() -> Iterable[TaskRef | type[Task] | type[Flow]]:
+    """Hand over the plugin's tasks and flows.
+
+    :return: classes, or lazy references to them (`TaskRef`), so that listing tasks imports nothing heavy. The
+        first one, or the one with `default=True`, is what the plugin's bare name means.
+    """
+    raise NotImplementedError
+
+
+@hookspec
+def stagelens_register_probes() -> Iterable[ProbeRef | type[Probe]]:
+    """Hand over the plugin's probes.
+
+    :return: classes, or lazy references to them (`ProbeRef`).
+    """
+    raise NotImplementedError
+
+
+@hookspec
+def stagelens_register_claims() -> Iterable[ClaimRef]:
+    """Hand over the paper's claims.
+
+    :return: lazy references (`ClaimRef`) to the claims that `stagelens verify` runs.
+    """
+    raise NotImplementedError
+
+
+@hookspec
+def stagelens_run_started(run: Run) -> None:
+    """Called once a run's directory exists and before its first step, also when it is resumed.
+
+    :param run: the run; its manifest says task, config and seed.
+    """
+
+
+@hookspec
+def stagelens_reading_recorded(run: Run, step: float, readings: Sequence[Reading]) -> None:
+    """Called after each measurement is safely on disk.
+
+    :param run: the run that was measured.
+    :param step: training step, or time of a flow.
+    :param readings: everything measured at that step.
+    """
+
+
+@hookspec
+def stagelens_run_finished(run: Run) -> None:
+    """Called when a run has ended, whatever its status (`finished`, `interrupted`, `failed`).
+
+    :param run: the run; `run.status` says how it ended.
+    """

@@ -1,0 +1,44 @@
+"""A reading: a small labelled array, what a probe returns."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import numpy as np
+    import torch
+    from numpy.typing import NDArray
+
+
+@dataclass(frozen=True)
+class Reading:
+    """`values` with one name per dimension. `labels` names the codes 0, 1, ... of a categorical reading."""
+
+    name: str
+    values: torch.Tensor | NDArray[Any] | float
+    dims: tuple[str, ...] = ()
+    coords: Mapping[str, Sequence[Any]] = field(default_factory=dict)
+    labels: tuple[str, ...] = ()
+
+    def array(self) -> NDArray[np.float64]:
+        """The values as float64, shaped by the dims."""
+        import numpy as np
+
+        values = self.values
+        if hasattr(values, "detach"):
+            values = values.detach().to("cpu", dtype=_float64()).numpy()
+        array = np.asarray(values, dtype=np.float64)
+        if array.ndim != len(self.dims):
+            raise ValueError(f"reading {self.name!r} has shape {array.shape} but dims {self.dims}")
+        for dim, labels in self.coords.items():
+            if dim not in self.dims or len(labels) != array.shape[self.dims.index(dim)]:
+                raise ValueError(f"reading {self.name!r} of shape {array.shape}: coords of {dim!r} do not fit")
+        return array
+
+
+def _float64() -> torch.dtype:
+    import torch
+
+    return torch.float64

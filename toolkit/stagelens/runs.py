@@ -1,0 +1,267 @@
+"""Runs: a directory each, opened to look at."""
+
+from __future__ import annotations
+
+import json
+import os
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from stagelens import checkpoint
+from stagelens.errors import StagelensError, UsageError, unknown
+from stagelens.manifest import FILE, Manifest, load_manifest
+from stagelens.store import read_measurements
+from stagelens.timeline import Timeline
+
+if TYPE_CHECKING:
+    from transformer_lens import HookedRootModule
+
+    from stagelens.experiment import Experiment
+    from stagelens.host import Host
+    from stagelens.stages import Stages
+
+RUNS_ENVIRONMENT = "STAGELENS_RUNS"
+LOCK = "run.lock"
+PHASE = "head_specialization/phase"
+
+
+def runs_folder(given: str | Path | None = None) -> Path:
+    """The folder of runs: as given, else `$STAGELENS_RUNS`, else `runs`."""
+    return Path(given or os.environ.get(RUNS_ENVIRONMENT) or "runs")
+
+
+class Run:
+    """One run: `manifest`, `timeline`, `stages`, `phases`, `predictions` and `model_at(step)`."""
+
+    def __init__(self, folder: Path, host: Host | None = None) -> None:
+        self.folder = folder
+        self.manifest: Manifest = load_manifest(folder)
+        self._host = host
+
+    @property
+    def name(self) -> str:
+        return self.folder.name
+
+    @property
+    def status(self) -> str:
+        """As in the manifest; a run that says `running` but has no living writer was interrupted."""
+        if self.manifest.status == "running" and not is_being_written(self.folder):
+            return "interrupted"
+        return self.manifest.status
+
+    @cached_property
+    def timeline(self) -> Timeline:
+        attributes = {"run": self.name, "task": self.manifest.task, "seed": self.manifest.seed}
+        return Timeline(read_measurements(self.folder), attributes)
+
+    @cached_property
+    def experiment(self) -> Experiment:
+        """The task or flow with this run's config and seed."""
+        from stagelens.config import validate
+        from stagelens.host import make_host
+
+        host = self._host or make_host()
+        kind = host.task(self.manifest.task).load()
+        made: Experiment = kind(validate(kind.Config, self.manifest.config), self.manifest.seed)
+        return made
+
+    def stages(self, metric: str | None = None) -> Stages:
+        """Plateaus and transitions of a series, by default of the task's own metric."""
+        from stagelens.stages import detect_stages
+
+        metric = metric or self.manifest.metric
+        return detect_stages(*self.timeline.scalar(metric)).named(
+            self.manifest.stage_names if metric == self.manifest.metric else ()
+        )
+
+    @cached_property
+    def phases(self) -> list[dict[str, Any]]:
+        """The phases of head specialization in order, per layer: `{phase, start, end, layer}`."""
+        if PHASE not in self.timeline:
+            return []
+        column, values, steps = self.timeline.column(PHASE), self.timeline.series(PHASE), self.timeline.steps
+        found = []
+        for index, layer in enumerate(column.coordinate("layer")):
+            code = values[:, index]
+            starts = np.flatnonzero(np.diff(code, prepend=np.nan) != 0)
+            ends = np.append(starts[1:], len(code) - 1)
+            for start, end in zip(starts, ends, strict=True):
+                if not np.isnan(code[start]):
+                    label = column.labels[int(code[start])]
+                    found.append(
+                        {
+                            "phase": label,
+                            "start": _plain(steps[start]),
+                            "end": _plain(steps[end]),
+                            "layer": layer,
+                        }
+                    )
+        return found
+
+    @property
+    def final(self) -> dict[str, Any]:
+        """The last value of every series; a series of one number as that number."""
+        if not len(self.timeline.steps):
+            return {}
+        return {name: _last(self.timeline, name) for name in self.timeline}
+
+    @property
+    def predictions(self) -> list[dict[str, Any]]:
+        """What theory says beside what was measured, as scored when the run ended."""
+        return self.manifest.predictions
+
+    @property
+    def command(self) -> str:
+        """The command that repeats this run."""
+        from shlex import quote
+
+        manifest = self.manifest
+        settings = " ".join(f"--set {quote(f'{key}={_text(value)}')}" for key, value in manifest.settings.items())
+        words = [
+            "stagelens run",
+            manifest.task,
+            f"--preset {manifest.preset}",
+            settings,
+            f"--seed {manifest.seed}",
+        ]
+        return " ".join(word for word in words if word)
+
+    def summary(self) -> dict[str, Any]:
+        """What `stagelens show --json` prints."""
+        manifest = self.manifest
+        return {
+            "run": str(self.folder),
+            "name": self.name,
+            "task": manifest.task,
+            "preset": manifest.preset,
+            "config": manifest.config,
+            "seed": manifest.seed,
+            "status": self.status,
+            "error": manifest.error,
+            "steps": manifest.steps,
+            "step": _plain(self.timeline.steps[-1]) if len(self.timeline.steps) else None,
+            "seconds": manifest.seconds,
+            "device": manifest.device,
+            "final": self.final,
+            "metric": manifest.metric,
+            "stages": self._stages_if_any(),
+            "phases": self.phases,
+            "training_phases": manifest.phases,
+            "events": manifest.events,
+            "predictions": self.predictions,
+            "skipped": manifest.skipped,
+            "problems": manifest.problems,
+        }
+
+    def _stages_if_any(self) -> list[dict[str, Any]]:
+        try:
+            return self.stages().to_dicts()
+        except StagelensError:  # too short, or without its metric: a run may be that, and still be shown
+            return []
+
+    @property
+    def checkpoints(self) -> list[int]:
+        """The steps whose weights are on disk."""
+        return checkpoint.steps_in(self.folder)
+
+    def model_at(self, step: int | None = None, device: str = "cpu") -> HookedRootModule:
+        """The hooked model as it was at `step` (None: the last one).
+
+        Between two checkpoints the training is replayed from the one before: batches depend on (seed, step) alone,
+        so on the same machine and thread count this is the model that the run had.
+        """
+        from stagelens.seeds import untouched_rng
+        from stagelens.task import Task
+        from stagelens.training import Training
+
+        task = self.experiment
+        if not isinstance(task, Task):
+            raise UsageError(f"run {self.name!r} is a flow ({self.manifest.task}); it has no model")
+        known = self.checkpoints
+        if not known:
+            raise UsageError(f"run {self.name!r} has no checkpoint yet")
+        wanted = known[-1] if step is None else step
+        before = [saved for saved in known if saved <= wanted]
+        if not before or wanted > max(known[-1], int(self.manifest.step)):
+            raise UsageError(
+                f"run {self.name!r} has no model at step {wanted}; it covers 0 to {int(self.manifest.step)}"
+            )
+        training = Training(task, device)
+        training.load_state(checkpoint.load(checkpoint.path_of(self.folder, before[-1]), task.id))
+        with untouched_rng():
+            for earlier in range(before[-1], wanted):
+                training.advance(earlier)
+        training.optimizer.zero_grad(set_to_none=True)
+        model: HookedRootModule = training.model.eval()
+        return model
+
+    def __repr__(self) -> str:
+        return f"<Run {self.name}: {self.manifest.task}, seed {self.manifest.seed}, {self.status}>"
+
+
+def load(run: str | Path, runs: str | Path | None = None, host: Host | None = None) -> Run:
+    """The run at a path, or of a name in the runs folder."""
+    path = Path(run)
+    if (path / FILE).exists():
+        return Run(path, host)
+    folder = runs_folder(runs)
+    if (folder / path / FILE).exists() and len(path.parts) == 1 and path.name not in (".", ".."):
+        return Run(folder / path, host)
+    if path.exists():
+        raise UsageError(f"{run} is not a run: it has no {FILE}; `stagelens runs` lists the runs")
+    raise unknown("run", str(run), [found.name for found in catalogue(folder)], f"runs are looked for in {folder}")
+
+
+def catalogue(folder: str | Path | None = None, host: Host | None = None) -> list[Run]:
+    """All runs in a folder, oldest first. What is not a readable run is passed over."""
+    found = []
+    for path in sorted(runs_folder(folder).glob(f"*/{FILE}")):
+        try:
+            found.append(Run(path.parent, host))
+        except StagelensError:
+            continue
+    return sorted(found, key=lambda run: run.manifest.created)
+
+
+def is_being_written(folder: Path) -> bool:
+    """Whether a living process holds the run's lock."""
+    from filelock import FileLock, Timeout
+
+    lock = folder / LOCK
+    if not lock.exists():
+        return False
+    try:
+        with FileLock(lock, timeout=0):
+            return False
+    except Timeout:
+        return True
+    except OSError:  # a read-only folder: nobody can be writing
+        return False
+
+
+def _last(timeline: Timeline, name: str) -> Any:
+    """The last measured value: a number, a label, or a nested list of them. nan becomes None."""
+    column, values = timeline.column(name), timeline.series(name)
+    measured = ~np.isnan(values.reshape(len(values), -1)).all(axis=1)
+    if not measured.any():
+        return None
+    last = values[np.flatnonzero(measured)[-1]]
+    named = np.vectorize(
+        lambda v: None if np.isnan(v) else column.labels[int(v)] if column.labels else float(v),
+        otypes=[object],
+    )
+    result = named(last).tolist()
+    while isinstance(result, list) and len(result) == 1:
+        result = result[0]
+    return result
+
+
+def _text(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(value)
+
+
+def _plain(value: Any) -> Any:
+    return value.item() if hasattr(value, "item") else value

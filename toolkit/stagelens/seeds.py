@@ -1,0 +1,45 @@
+"""Randomness: every random number of a run is a function of the seed and of what it is for.
+
+Init, train and eval are separate streams of one seed, and the batch of step `s` depends on (seed, s) alone. So a
+resumed run draws what the uninterrupted one drew, and two tasks can be fed the same data.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import random
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import torch
+
+
+def derive(seed: int, *path: str | int) -> int:
+    """A 63-bit seed for the stream `path` of `seed`, the same on every machine."""
+    digest = hashlib.sha256(repr((seed, *path)).encode()).digest()
+    return int.from_bytes(digest[:8], "little") >> 1
+
+
+def generator(seed: int, *path: str | int) -> torch.Generator:
+    """A CPU generator for the stream `path` of `seed`. Data are drawn on the CPU so that every device sees the same."""
+    import torch
+
+    return torch.Generator().manual_seed(derive(seed, *path))
+
+
+@contextmanager
+def untouched_rng() -> Iterator[None]:
+    """Leaves the random states of torch (every device), numpy and Python as they were found."""
+    import numpy as np
+    import torch
+
+    numpy_state = np.random.get_state()  # noqa: NPY002  the legacy state is the one that others may rely on
+    python_state = random.getstate()
+    try:
+        with torch.random.fork_rng():
+            yield
+    finally:
+        np.random.set_state(numpy_state)  # noqa: NPY002
+        random.setstate(python_state)

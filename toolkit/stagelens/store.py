@@ -1,0 +1,138 @@
+"""The store of a timeline: `timeline.sqlite`, one transaction a measurement, readable while it is written."""
+
+from __future__ import annotations
+
+import sqlite3
+import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+
+from stagelens.errors import EnvironmentFault, UsageError
+from stagelens.timeline import Layout, Measurement, layout_from_json, layout_to_json
+
+FILE = "timeline.sqlite"
+APPLICATION_ID = 0x57A6E1E5  # marks the file as ours in its header
+FORMAT = 1
+
+SCHEMA = """
+CREATE TABLE layout (id INTEGER PRIMARY KEY, columns TEXT NOT NULL UNIQUE);
+CREATE TABLE measurement (
+    step NUMERIC PRIMARY KEY,
+    layout INTEGER NOT NULL REFERENCES layout (id),
+    sum INTEGER NOT NULL,      -- crc32 of the values
+    "values" BLOB NOT NULL     -- little-endian float64, in the layout's order
+) WITHOUT ROWID;
+"""
+
+
+class Store:
+    """The writer. There is one per run."""
+
+    def __init__(self, folder: Path) -> None:
+        self.path = folder / FILE
+        with _faults(self.path):
+            fresh = not self.path.exists()
+            self._connection = sqlite3.connect(self.path, isolation_level=None, timeout=30)
+            if not fresh:
+                _check_ours(self._connection, self.path)
+            self._connection.execute("PRAGMA journal_mode = WAL")
+            self._connection.execute("PRAGMA synchronous = FULL")
+            if fresh:
+                self._connection.executescript(
+                    f"BEGIN; {SCHEMA} PRAGMA application_id = {APPLICATION_ID}; PRAGMA user_version = {FORMAT}; COMMIT;"
+                )
+        self._layouts: dict[Layout, int] = {}
+
+    def add(self, *measurements: Measurement) -> None:
+        """Writes measurements in one transaction; one of the same step is replaced."""
+        with _faults(self.path):
+            self._connection.execute("BEGIN IMMEDIATE")
+            try:
+                rows = [self._row(measurement) for measurement in measurements]
+                self._connection.executemany("INSERT OR REPLACE INTO measurement VALUES (?, ?, ?, ?)", rows)
+                self._connection.execute("COMMIT")
+            except BaseException:
+                self._layouts.clear()
+                if self._connection.in_transaction:
+                    self._connection.execute("ROLLBACK")
+                raise
+
+    def close(self) -> None:
+        """Folds the log into the file, so that the run is one file again."""
+        with _faults(self.path):
+            self._connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+            self._connection.close()
+
+    def _row(self, measurement: Measurement) -> tuple[float, int, int, bytes]:
+        values = np.ascontiguousarray(measurement.values, dtype="<f8").tobytes()
+        return measurement.step, self._layout(measurement.layout), zlib.crc32(values), values
+
+    def _layout(self, layout: Layout) -> int:
+        if layout not in self._layouts:
+            text = layout_to_json(layout)
+            self._connection.execute("INSERT OR IGNORE INTO layout (columns) VALUES (?)", (text,))
+            (number,) = self._connection.execute("SELECT id FROM layout WHERE columns = ?", (text,)).fetchone()
+            self._layouts[layout] = number
+        return self._layouts[layout]
+
+
+def read_measurements(folder: Path) -> list[Measurement]:
+    """All measurements of the run in `folder`, sorted by step. It never writes, and needs no right to."""
+    path = folder / FILE
+    if not path.exists():
+        return []
+    with _faults(path):
+        connection = _open_to_read(path)
+        try:
+            _check_ours(connection, path)
+            layouts = {i: layout_from_json(text) for i, text in connection.execute("SELECT id, columns FROM layout")}
+            rows = connection.execute('SELECT step, layout, sum, "values" FROM measurement ORDER BY step').fetchall()
+        finally:
+            connection.close()
+        return [_measurement(path, layouts, *row) for row in rows]
+
+
+def _measurement(
+    path: Path, layouts: dict[int, Layout], step: float, layout: int, crc: int, values: bytes
+) -> Measurement:
+    size = sum(column.size for column in layouts.get(layout, ()))
+    if layout not in layouts or zlib.crc32(values) != crc or len(values) != 8 * size:
+        raise EnvironmentFault(f"{path} is damaged: the measurement of step {step} does not match its checksum")
+    return Measurement(step, layouts[layout], np.frombuffer(values, dtype="<f8"))
+
+
+def _open_to_read(path: Path) -> sqlite3.Connection:
+    """A read-only connection; on a read-only disk, where SQLite cannot keep its log's index, an immutable one."""
+    uri = path.resolve().as_uri()
+    connection = sqlite3.connect(f"{uri}?mode=ro", uri=True, timeout=30)
+    try:
+        connection.execute("SELECT count(*) FROM sqlite_master")
+    except sqlite3.OperationalError:
+        connection.close()
+        connection = sqlite3.connect(f"{uri}?mode=ro&immutable=1", uri=True)
+    return connection
+
+
+def _check_ours(connection: sqlite3.Connection, path: Path) -> None:
+    (application,) = connection.execute("PRAGMA application_id").fetchone()
+    (version,) = connection.execute("PRAGMA user_version").fetchone()
+    if application != APPLICATION_ID:
+        raise UsageError(f"{path} is not a stagelens timeline; it was written by another program")
+    if version != FORMAT:
+        raise UsageError(f"{path} has format {version}, this stagelens reads {FORMAT}; use the version that wrote it")
+
+
+@contextmanager
+def _faults(path: Path) -> Iterator[None]:
+    """SQLite's and the system's errors as one line each."""
+    try:
+        yield
+    except sqlite3.DatabaseError as error:
+        full = "disk is full" in str(error) or "readonly" in str(error) or "disk I/O" in str(error)
+        advice = "free space or mend the folder, then resume" if full else "restore it from a copy or delete the run"
+        raise EnvironmentFault(f"{path} cannot be used ({error}); {advice}") from error
+    except (OSError, ValueError) as error:
+        raise EnvironmentFault(f"{path} cannot be used ({' '.join(str(error).split())})") from error

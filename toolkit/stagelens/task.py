@@ -1,0 +1,116 @@
+"""The task: data, model, loss and optimizer under one id, with a validated config and presets."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from stagelens.config import Config, TaskConfig
+from stagelens.experiment import Experiment
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+    from torch.optim import Optimizer
+    from transformer_lens import HookedRootModule
+
+    from stagelens.schedule import Schedule
+
+Batch = Any  # a tensor, or a tuple, list or dict of tensors; the batch is the first dimension of each
+
+
+@dataclass(frozen=True)
+class Group:
+    """Keys that belong together, as a query sees them: by offset (query - key) or by position of the key."""
+
+    offsets: tuple[int, ...] = ()
+    positions: tuple[int, ...] = ()
+
+    def mask(self, n_query: int, n_key: int, device: torch.device | str = "cpu") -> Tensor:
+        """bool [query, key]. With fewer queries than keys, the last query stands at the last key."""
+        import torch
+
+        key = torch.arange(n_key, device=device)
+        query = torch.arange(n_key - n_query, n_key, device=device)
+        offset = query[:, None] - key[None, :]
+        mask = torch.zeros(n_query, n_key, dtype=torch.bool, device=device)
+        for value in self.offsets:
+            mask |= offset == value
+        for value in self.positions:
+            mask |= key == value
+        return mask
+
+
+@dataclass(frozen=True)
+class Phase:
+    """A part of the training in which only the parameters whose names match `trains` are updated."""
+
+    name: str
+    steps: int
+    trains: tuple[str, ...]  # glob patterns of parameter names
+
+
+class Task(Experiment):
+    """What a plugin author writes. An id and the three abstract methods are enough."""
+
+    Config: ClassVar[type[Config]] = TaskConfig
+    probes: ClassVar[Sequence[str] | None] = None  # None: every default probe
+    scheduler_every: ClassVar[int] = 1  # training steps per step of the scheduler
+
+    @abstractmethod
+    def build_model(self) -> HookedRootModule:
+        """The model at its initialization, on the CPU; its randomness comes from `self.seed`."""
+
+    @abstractmethod
+    def sample(self, n: int, generator: torch.Generator) -> Batch:
+        """`n` sequences drawn with `generator`, on the CPU."""
+
+    @abstractmethod
+    def loss(self, model: HookedRootModule, batch: Batch) -> Tensor:
+        """The scalar loss of `model` on `batch`. It calls the model once."""
+
+    def optimizer(self, model: HookedRootModule) -> Optimizer:
+        """The optimizer of all parameters. Default: Adam at the config's `lr`."""
+        import torch
+
+        return torch.optim.Adam(model.parameters(), lr=self.config.lr)
+
+    def scheduler(self, optimizer: Optimizer) -> Any:  # noqa: ARG002
+        """Any torch scheduler, stepped every `scheduler_every` steps; ReduceLROnPlateau sees the training loss."""
+        return None
+
+    def metrics(self, output: Any, batch: Batch) -> Mapping[str, Tensor | float]:  # noqa: ARG002
+        """Scalars of the model's `output` on the evaluation batch, beside the loss itself."""
+        return {}
+
+    def phases(self) -> Sequence[Phase]:
+        """Parts of the training that update only some parameters. Default: one part that updates all."""
+        return ()
+
+    def groups(self) -> Mapping[str, Group]:
+        """Named sets of keys that head specialization is measured against."""
+        return {}
+
+    def directions(self) -> Mapping[str, Tensor]:
+        """Named directions of the key and query space that alignment is measured against, each [d_head]."""
+        return {}
+
+    def references(self) -> Mapping[str, Callable[[Batch], Tensor]]:
+        """Named reference predictors: batch -> log-probabilities shaped as the model's output."""
+        return {}
+
+    def conserved(self, model: HookedRootModule) -> Mapping[str, Tensor]:  # noqa: ARG002
+        """Named quantities that theory says training conserves, of the model's current parameters."""
+        return {}
+
+    def queries(self) -> slice:
+        """The queries that the loss reads, and so the ones that the probes should."""
+        return slice(None)
+
+    def schedule(self) -> Schedule:
+        """When to measure."""
+        from stagelens.schedule import Schedule
+
+        return Schedule()

@@ -1,0 +1,171 @@
+"""The timeline: all readings of a run over its steps, as labelled arrays."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from stagelens.errors import unknown
+from stagelens.reading import Reading
+
+if TYPE_CHECKING:
+    import xarray
+
+Floats = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Column:
+    """One series of a measurement: its name, dims, shape, coordinates and, where categorical, labels."""
+
+    name: str
+    dims: tuple[str, ...]
+    shape: tuple[int, ...]
+    coords: tuple[tuple[str, tuple[Any, ...]], ...]
+    labels: tuple[str, ...] = ()
+
+    @property
+    def size(self) -> int:
+        return int(np.prod(self.shape, dtype=int))
+
+    def coordinate(self, dim: str) -> tuple[Any, ...]:
+        return dict(self.coords).get(dim) or tuple(range(self.shape[self.dims.index(dim)]))
+
+
+Layout = tuple[Column, ...]
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """All readings of one step: a layout and the values in its order, flat."""
+
+    step: float
+    layout: Layout
+    values: Floats
+
+
+def pack(step: float, readings: Iterable[Reading]) -> Measurement:
+    """`readings` as one measurement."""
+    columns, values = [], []
+    for reading in readings:
+        array = reading.array()
+        coords = tuple((dim, tuple(_plain(value) for value in labels)) for dim, labels in reading.coords.items())
+        columns.append(Column(reading.name, tuple(reading.dims), array.shape, coords, tuple(reading.labels)))
+        values.append(array.ravel())
+    return Measurement(step, tuple(columns), np.concatenate(values) if values else np.empty(0))
+
+
+def layout_to_json(layout: Layout) -> str:
+    return json.dumps([[c.name, c.dims, c.shape, c.coords, c.labels] for c in layout])
+
+
+def layout_from_json(text: str) -> Layout:
+    return tuple(
+        Column(n, tuple(d), tuple(s), tuple((k, tuple(v)) for k, v in c), tuple(b))
+        for n, d, s, c, b in json.loads(text)
+    )
+
+
+class Timeline(Mapping[str, Any]):
+    """`timeline.dataset` is an `xarray.Dataset` over `step`; `timeline[name]` one `DataArray` of it."""
+
+    def __init__(self, measurements: Sequence[Measurement], attributes: Mapping[str, Any] | None = None) -> None:
+        self._measurements = sorted(measurements, key=lambda m: m.step)
+        self.attributes = dict(attributes or {})
+        self._columns: dict[str, Column] = {}
+        for layout in dict.fromkeys(m.layout for m in self._measurements):
+            for column in layout:
+                self._columns.setdefault(column.name, column)
+
+    @cached_property
+    def steps(self) -> NDArray[Any]:
+        """The measured steps (int64), or times of a flow (float64), sorted."""
+        steps = np.array([m.step for m in self._measurements], dtype=np.float64)
+        whole = steps.astype(np.int64)
+        return whole if np.array_equal(whole, steps) else steps
+
+    def column(self, name: str) -> Column:
+        if name not in self._columns:
+            raise unknown("series", name, self._columns)
+        return self._columns[name]
+
+    def series(self, name: str) -> Floats:
+        """The values of `name`, [step, ...]; nan where it was not measured."""
+        column = self.column(name)
+        return self._values[name].reshape(len(self._measurements), *column.shape)
+
+    @cached_property
+    def _values(self) -> dict[str, Floats]:
+        """Each column's values, [step, size], gathered one layout at a time."""
+        values = {name: np.full((len(self._measurements), c.size), np.nan) for name, c in self._columns.items()}
+        by_layout: dict[Layout, list[int]] = {}
+        for index, measurement in enumerate(self._measurements):
+            by_layout.setdefault(measurement.layout, []).append(index)
+        for layout, rows in by_layout.items():
+            block = np.stack([self._measurements[row].values for row in rows])
+            start = 0
+            for column in layout:
+                if column.size == self._columns[column.name].size:
+                    values[column.name][rows] = block[:, start : start + column.size]
+                start += column.size
+        return values
+
+    def scalar(self, name: str) -> tuple[NDArray[Any], Floats]:
+        """(steps, values) of a series of one number a step, without the steps at which it was not measured."""
+        from stagelens.errors import UsageError
+
+        column = self.column(name)
+        if column.size != 1:
+            raise UsageError(
+                f"series {name!r} has dims {column.dims} of shape {column.shape}; a single number was expected"
+            )
+        values = self.series(name).reshape(-1)
+        there = ~np.isnan(values)
+        return self.steps[there], values[there]
+
+    @cached_property
+    def dataset(self) -> xarray.Dataset:
+        """All series over `step`, with named dims and coordinates."""
+        import xarray
+
+        arrays = {name: self[name] for name in self._columns}
+        dataset = xarray.merge([array.rename(name) for name, array in arrays.items()], join="outer") if arrays else None
+        dataset = xarray.Dataset(coords={"step": self.steps}) if dataset is None else dataset
+        dataset.attrs.update(
+            {key: value for key, value in self.attributes.items() if isinstance(value, str | int | float)}
+        )
+        return dataset
+
+    def __getitem__(self, name: str) -> xarray.DataArray:
+        import xarray
+
+        column = self.column(name)
+        coords = {dim: list(column.coordinate(dim)) for dim in column.dims}
+        attrs = {"flag_values": list(range(len(column.labels))), "flag_meanings": " ".join(column.labels)}
+        return xarray.DataArray(
+            self.series(name),
+            coords={"step": self.steps, **coords},
+            dims=("step", *column.dims),
+            name=name,
+            attrs=attrs if column.labels else {},
+        )
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._columns)
+
+    def __len__(self) -> int:
+        return len(self._columns)
+
+    def __repr__(self) -> str:
+        last = f", last {self.steps[-1]}" if len(self.steps) else ""
+        return f"<Timeline: {len(self.steps)} steps{last}; {', '.join(self._columns)}>"
+
+
+def _plain(value: Any) -> Any:
+    return value.item() if hasattr(value, "item") else value

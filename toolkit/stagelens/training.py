@@ -1,0 +1,118 @@
+"""The training: a model, its optimizer and its data, advanced one step at a time."""
+
+from __future__ import annotations
+
+import fnmatch
+from typing import Any
+
+import torch
+from torch.optim.lr_scheduler import ReduceLROnPlateau
+
+from stagelens.batches import Batches
+from stagelens.errors import UsageError
+from stagelens.flow import Diverged
+from stagelens.seeds import derive, untouched_rng
+from stagelens.task import Phase, Task
+
+
+class Training:
+    """A task being trained. What step `s` does depends on the state after step s - 1 and on (seed, s) alone."""
+
+    def __init__(self, task: Task, device: torch.device | str = "cpu") -> None:
+        with untouched_rng():
+            torch.manual_seed(derive(task.seed, "init"))
+            self.model = task.build_model().to(device)
+        self.task = task
+        self.optimizer = task.optimizer(self.model)
+        self.scheduler = task.scheduler(self.optimizer)
+        self.batches = Batches(task, device)
+        self._phases = _phase_ends(task)
+        self._phase: str | None = None
+        self._nothing_bad = torch.full((), -1, dtype=torch.int64, device=device)
+        self._bad_step = self._nothing_bad
+        self.loss: torch.Tensor | None = None
+        self.gradient_norm: torch.Tensor | None = None
+
+    def advance(self, step: int) -> None:
+        """The update of `step` (from 0). Nothing here waits for the device."""
+        self._enter_phase(step)
+        self.model.train()
+        torch.manual_seed(derive(self.task.seed, "step", step))  # dropout
+        loss = self.task.loss(self.model, self.batches(step))
+        self.optimizer.zero_grad(set_to_none=True)
+        loss.backward()  # type: ignore[no-untyped-call]
+        if self.task.config.clip:
+            self.gradient_norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.task.config.clip)
+        self.optimizer.step()
+        self._step_scheduler(step, loss)
+        self.loss = loss.detach()
+        here = torch.where(self.loss.isfinite(), self._nothing_bad, step)
+        self._bad_step = torch.where(self._bad_step < 0, here, self._bad_step)
+
+    def check(self) -> None:
+        """Raises if the loss was not a finite number at some step; says at which."""
+        if (step := int(self._bad_step)) >= 0:
+            raise Diverged(f"the loss became nan or infinite at step {step}; try a smaller lr, or clip=1")
+
+    def scalars(self) -> dict[str, Any]:
+        """What the training itself knows at a measurement."""
+        known = {"train_loss": self.loss, "gradient_norm": self.gradient_norm}
+        rates = {"lr": self.optimizer.param_groups[0]["lr"]} if self.scheduler is not None else {}
+        return {name: value for name, value in known.items() if value is not None} | rates
+
+    def state(self) -> dict[str, Any]:
+        return {
+            "model": dict(self.model.state_dict()),
+            "optimizer": self.optimizer.state_dict(),
+            "scheduler": self.scheduler.state_dict() if self.scheduler is not None else None,
+            "loss": self.loss,
+            "gradient_norm": self.gradient_norm,
+        }
+
+    def load_state(self, state: dict[str, Any]) -> None:
+        device = self._nothing_bad.device
+        try:
+            self.model.load_state_dict(state["model"])
+        except (RuntimeError, KeyError) as error:
+            reason = " ".join(str(error).split())[:200]
+            raise UsageError(f"the checkpoint does not fit the model of {self.task.id!r}: {reason}") from None
+        self.optimizer.load_state_dict(state["optimizer"])
+        if self.scheduler is not None:
+            self.scheduler.load_state_dict(state["scheduler"])
+        self.loss = state["loss"].to(device) if state["loss"] is not None else None
+        self.gradient_norm = state["gradient_norm"].to(device) if state["gradient_norm"] is not None else None
+
+    def _enter_phase(self, step: int) -> None:
+        """Lets only the current phase's parameters have gradients; the optimizer passes over the others."""
+        if not self._phases:
+            return
+        phase = next((phase for end, phase in self._phases if step < end), self._phases[-1][1])
+        if phase.name == self._phase:
+            return
+        matched = False
+        for name, parameter in self.model.named_parameters():
+            parameter.requires_grad_(any(fnmatch.fnmatch(name, pattern) for pattern in phase.trains))
+            matched |= parameter.requires_grad
+        if not matched:
+            names = ", ".join(name for name, _ in self.model.named_parameters())
+            raise UsageError(
+                f"phase {phase.name!r} trains {phase.trains}, which match no parameter; there are: {names}"
+            )
+        self._phase = phase.name
+
+    def _step_scheduler(self, step: int, loss: torch.Tensor) -> None:
+        if self.scheduler is None or (step + 1) % self.task.scheduler_every:
+            return
+        if isinstance(self.scheduler, ReduceLROnPlateau):
+            self.scheduler.step(loss.item())
+        else:
+            self.scheduler.step()
+
+
+def _phase_ends(task: Task) -> list[tuple[int, Phase]]:
+    """Each phase with the step at which it ends."""
+    ends, end = [], 0
+    for phase in task.phases():
+        end += phase.steps
+        ends.append((end, phase))
+    return ends
