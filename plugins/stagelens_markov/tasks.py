@@ -61,7 +61,17 @@ class Minimal(Task):
     title = "attention heads compete, then share out the positions of a high-order Markov chain"
     Config: ClassVar[type[Config]] = MarkovConfig
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {
-        "quick": {"d": 20, "steps": 1200, "batch_size": 256, "lr": 0.01, "eval_size": 256, "b0": 6.0},
+        "quick": {
+            "d": 12,
+            "T": 12,
+            "m": 1.5,
+            "b0": 6.0,
+            "steps": 1000,
+            "batch_size": 384,
+            "lr": 0.03,
+            "eval_size": 512,
+            "init_scale": 0.1,
+        },
         "paper": {
             "steps": 2000,
             "batch_size": 3000,

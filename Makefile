@@ -1,0 +1,44 @@
+# Everything runs in .venv, which the first call makes and later calls reuse while pyproject and constraints stand.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+RUN := $(BIN)/stagelens
+
+.PHONY: demo test lint types bench verify clean
+
+demo: $(VENV)/.installed
+	$(RUN) run markov
+	@echo
+	@echo "The newest run's report and pictures:"
+	@ls -d -t runs/*/report.html | head -1
+	@ls $$(dirname $$(ls -d -t runs/*/report.html | head -1))/figures/*.png
+
+test: lint types
+	$(BIN)/python -m pytest
+
+lint: $(VENV)/.installed-dev
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+types: $(VENV)/.installed-dev
+	$(BIN)/mypy
+
+bench: $(VENV)/.installed-dev
+	@for script in benchmarks/*.py; do echo "== $$script"; $(BIN)/python $$script || exit 1; done
+
+verify: $(VENV)/.installed
+	$(RUN) verify
+
+clean:
+	rm -rf $(VENV) runs .mypy_cache .ruff_cache .pytest_cache
+
+$(VENV)/bin/python:
+	$(PYTHON) -m venv $(VENV)
+
+$(VENV)/.installed: $(VENV)/bin/python pyproject.toml constraints.txt
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e .
+	@touch $@
+
+$(VENV)/.installed-dev: $(VENV)/.installed pyproject.toml constraints.txt
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	@touch $@

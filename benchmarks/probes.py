@@ -1,0 +1,132 @@
+"""What the default probes cost, in training steps of the same model on the same batch.
+
+Run with `python benchmarks/probes.py`. Times differ between machines and with what else runs there, so only ratios
+are given, of times taken in turns within one run. It exits with 1 where a bar is missed.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from statistics import median
+from time import perf_counter
+
+import torch
+from torch import Tensor
+from torch.nn.functional import cross_entropy
+
+import stagelens as sl
+from stagelens.models import build_transformer
+from stagelens.schedule import Schedule
+from stagelens.seeds import generator
+
+BATCH, LENGTH, VOCAB = 32, 64, 64
+STEPS = 2000
+MEASUREMENT_BAR = 3.0  # training steps per measurement
+SHARE_BAR = 0.05  # of the time of a run on the default schedule
+
+
+def sample(step: int) -> Tensor:
+    """Random tokens that repeat after half the length, int [32, 64]: the model learns to copy, in stages."""
+    half = torch.randint(VOCAB, (BATCH, LENGTH // 2), generator=generator(0, "train", step))
+    return half.repeat(1, 2)
+
+
+def loss_of(model: torch.nn.Module, batch: Tensor) -> Tensor:
+    logits = model(batch)
+    return cross_entropy(logits[:, :-1].flatten(0, 1), batch[:, 1:].flatten())
+
+
+class Training:
+    """The model of the bars, its optimizer, and a recorder with some probes on a fixed batch."""
+
+    def __init__(self, probes: list[str] | None = None) -> None:
+        self.model = build_transformer(
+            n_layers=2, n_heads=4, d_model=64, n_ctx=LENGTH, d_vocab=VOCAB, d_mlp=256, seed=0
+        )
+        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-3)
+        self.recorder = sl.Recorder(self.model, probes=probes, batch=sample(-1), loss=loss_of)
+
+    def step(self, number: int = 0) -> float:
+        loss = loss_of(self.model, sample(number))
+        self.optimizer.zero_grad()
+        loss.backward()
+        self.optimizer.step()
+        return loss.item()
+
+    def measure(self, number: int = 0) -> float:
+        readings = self.recorder.measure(number)
+        return float(next(r.values for r in readings if r.name == "loss"))
+
+
+def seconds(function: Callable[[], object]) -> float:
+    start = perf_counter()
+    function()
+    return perf_counter() - start
+
+
+def in_turns(functions: list[Callable[[], object]], repeats: int) -> list[float]:
+    """Median time of each function in units of the first one's, taken in turns and in alternating order."""
+    for function in functions:
+        function()
+    ratios: list[list[float]] = [[] for _ in functions]
+    for repeat in range(repeats):
+        order = range(len(functions)) if repeat % 2 else reversed(range(len(functions)))
+        times = {index: seconds(functions[index]) for index in order}
+        for index, values in enumerate(ratios):
+            values.append(times[index] / times[0])
+    return [median(values) for values in ratios]
+
+
+def cost_of_a_measurement(repeats: int = 31) -> float:
+    """Prints what each probe adds to a measurement, and returns what all of them together cost."""
+    training = Training()
+    names = list(training.recorder.probes)
+    sets: dict[str, list[str] | None] = {"all default probes": None, "no probe: the pass and the loss": []}
+    sets |= {f"+ {name}": [name] for name in names}
+    functions: list[Callable[[], object]] = [training.step]
+    functions += [Training(probes).measure for probes in sets.values()]
+    _, everything, nothing, *each = in_turns(functions, repeats)
+    print(f"{'one measurement':36} {'training steps':>14}")
+    for label, value in zip(sets, [everything, nothing, *(value - nothing for value in each)], strict=True):
+        print(f"{label:36} {value:14.2f}")
+    return everything
+
+
+def share_of_a_run() -> tuple[int, float]:
+    """A run of 2,000 steps on the default schedule: the measurements it makes, and their share of its time."""
+    training, schedule = Training(), Schedule()
+    measured: list[tuple[float, float]] = []
+    spent = {"steps": 0.0, "measurements": 0.0}
+    due: int | None = 0
+    for step in range(STEPS + 1):
+        if step == due:
+            start = perf_counter()
+            measured.append((step, training.measure(step)))
+            spent["measurements"] += perf_counter() - start
+            due = schedule.next_after(step, STEPS, measured)
+        if step < STEPS:
+            start = perf_counter()
+            training.step(step)
+            spent["steps"] += perf_counter() - start
+    return len(measured), spent["measurements"] / sum(spent.values())
+
+
+def main() -> int:
+    torch.set_num_threads(1)
+    ratio = cost_of_a_measurement()
+    count, share = share_of_a_run()
+    counted = count * ratio / (count * ratio + STEPS)
+    rows = [
+        ("one measurement, in training steps", ratio, MEASUREMENT_BAR),
+        (f"share of a run, {count} measurements x cost", counted, SHARE_BAR),
+        ("share of a run, as timed", share, SHARE_BAR),
+    ]
+    print(f"\n{'bar':44} {'found':>8} {'at most':>8}")
+    for label, value, bar in rows:
+        print(f"{label:44} {value:8.3f} {bar:8.3f}  {'holds' if value < bar else 'MISSED'}")
+    return int(any(value >= bar for _, value, bar in rows))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
