@@ -1,7 +1,7 @@
 """What the default probes cost, in training steps of the same model on the same batch.
 
 Run with `python benchmarks/probes.py`. Times differ between machines and with what else runs there, so only ratios
-are given, of times taken in turns within one run. It exits with 1 where a bar is missed.
+are given, of processor times taken in turns within one run. It exits with 1 where a bar is missed.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 from statistics import median
-from time import perf_counter
+from time import process_time
 
 import torch
 from torch import Tensor
@@ -60,9 +60,9 @@ class Training:
 
 
 def seconds(function: Callable[[], object]) -> float:
-    start = perf_counter()
+    start = process_time()
     function()
-    return perf_counter() - start
+    return process_time() - start
 
 
 def in_turns(functions: list[Callable[[], object]], repeats: int) -> list[float]:
@@ -101,14 +101,14 @@ def share_of_a_run() -> tuple[int, float]:
     due: int | None = 0
     for step in range(STEPS + 1):
         if step == due:
-            start = perf_counter()
+            start = process_time()
             measured.append((step, training.measure(step)))
-            spent["measurements"] += perf_counter() - start
+            spent["measurements"] += process_time() - start
             due = schedule.next_after(step, STEPS, measured)
         if step < STEPS:
-            start = perf_counter()
+            start = process_time()
             training.step(step)
-            spent["steps"] += perf_counter() - start
+            spent["steps"] += process_time() - start
     return len(measured), spent["measurements"] / sum(spent.values())
 
 

@@ -43,9 +43,7 @@ def normalized(pattern: Tensor, visible: Tensor) -> Tensor:
     Softmax attention is left as it is; unnormalized (linear) attention becomes weights. A query with no
     weight at all has no preference, so it is uniform.
     """
-    size = (
-        wide(pattern).abs().masked_fill_(~visible, 0.0)
-    )  # abs makes the copy that the rest works on in place
+    size = wide(pattern).abs().masked_fill_(~visible, 0.0)  # abs makes the copy that the rest works on in place
     total = size.sum(-1, keepdim=True)  # [..., query, 1]
     nothing = total == 0
     if nothing.any():
@@ -56,7 +54,7 @@ def normalized(pattern: Tensor, visible: Tensor) -> Tensor:
 
 def visible_weights(pattern: Tensor, site: Site, scene: Scene) -> Weights:
     """`pattern` [batch, head, query, key] as weights; computed once per hook for all probes that ask."""
-    return scene.once((site, "weights"), lambda: _visible_weights(pattern, site, scene))
+    return scene.once(pattern, "weights", lambda: _visible_weights(pattern, site, scene))
 
 
 def _visible_weights(pattern: Tensor, site: Site, scene: Scene) -> Weights:
@@ -67,9 +65,7 @@ def _visible_weights(pattern: Tensor, site: Site, scene: Scene) -> Weights:
     counts = visible.sum(-1).tolist()
     rows = [q - first for q in scored if q >= first and counts[q - first] >= 2]
     if not rows:
-        raise DoesNotApply(
-            f"no scored query of {site.name!r} sees two keys; its shape is {tuple(pattern.shape)}"
-        )
+        raise DoesNotApply(f"no scored query of {site.name!r} sees two keys; its shape is {tuple(pattern.shape)}")
     chosen = _index(rows, pattern.device)
     visible = visible[chosen]
     query = torch.arange(first, n_key, device=pattern.device)[chosen]

@@ -19,15 +19,17 @@ def sparsity_measures(weights: Weights) -> Tensor:
     The four are: entropy H = -sum a log a in nats, effective keys exp(H), the largest weight, and sparsity
     1 - H / log(number of visible keys).
     """
-    entropy = torch.special.entr(weights.values).sum(-1)  # [batch, head, query]
+    a = weights.values
+    log_a = a.clamp(min=torch.finfo(a.dtype).tiny).log_()  # 0 log 0 = 0; several times faster than special.entr
+    entropy = -log_a.mul_(a).sum(-1)  # [batch, head, query]
     sparsity = 1 - entropy / weights.count.to(entropy.dtype).log()
-    measures = torch.stack([entropy, entropy.exp(), weights.values.amax(-1), sparsity], dim=-1)
+    measures = torch.stack([entropy, entropy.exp(), a.amax(-1), sparsity], dim=-1)
     return measures.mean(dim=(0, 2))
 
 
 def layer_sparsity(pattern: Tensor, site: Site, scene: Scene) -> Tensor:
     """`sparsity_measures` of a pattern, computed once per hook for all probes that ask."""
-    return scene.once((site, "sparsity"), lambda: sparsity_measures(visible_weights(pattern, site, scene)))
+    return scene.once(pattern, "sparsity", lambda: sparsity_measures(visible_weights(pattern, site, scene)))
 
 
 class AttentionSparsity(Probe):

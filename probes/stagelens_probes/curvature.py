@@ -30,6 +30,8 @@ def extreme_eigenvalues(operator: Operator, start: Tensor) -> tuple[Tensor, Tens
     beside: list[float] = []
     for _ in range(min(MOST_PRODUCTS, len(start))):
         image = operator(basis[-1])
+        if not image.isfinite().all():
+            raise ValueError("the Hessian is not finite")
         diagonal.append(float(image @ basis[-1]))
         known = torch.stack(basis)  # [product, n]
         for _ in range(2):
@@ -51,9 +53,7 @@ def extreme_eigenvalues(operator: Operator, start: Tensor) -> tuple[Tensor, Tens
 
 def hessian_operator(loss: Tensor, parameters: list[Tensor]) -> Operator:
     """v [n] -> H v [n] for the Hessian H of `loss` in all numbers of `parameters`."""
-    gradient = torch.autograd.grad(
-        loss, parameters, create_graph=True, allow_unused=True, materialize_grads=True
-    )
+    gradient = torch.autograd.grad(loss, parameters, create_graph=True, allow_unused=True, materialize_grads=True)
     flat = torch.cat([wide(g).flatten() for g in gradient])  # [n]
 
     def times(v: Tensor) -> Tensor:

@@ -24,10 +24,7 @@ def loss_gradient(scene: Scene) -> dict[str, Tensor]:
         loss = scene.forward(scene.batch)
         found = torch.autograd.grad(loss, free, allow_unused=True, materialize_grads=True)
     gradients = iter(found)
-    return {
-        name: wide(next(gradients)) if p.requires_grad else torch.zeros_like(p)
-        for name, p in parameters.items()
-    }
+    return {name: wide(next(gradients)) if p.requires_grad else torch.zeros_like(p) for name, p in parameters.items()}
 
 
 def parameter_groups(names: Iterable[str]) -> dict[str, list[str]]:
@@ -66,11 +63,7 @@ class Gradient(Probe):
         norm = torch.stack([inner(gradient, gradient, names) for names in groups.values()]).sqrt()
         yield Reading("norm", norm, ("group",), coords)
         if self.state:
-            before = (
-                torch.stack([inner(self.state, self.state, names) for names in groups.values()])
-                .sqrt()
-                .to(norm)
-            )
+            before = torch.stack([inner(self.state, self.state, names) for names in groups.values()]).sqrt().to(norm)
             along = torch.stack([inner(gradient, self.state, names) for names in groups.values()])
             size = norm * before
             cosine = torch.where(size > 0, along / size.where(size > 0, 1.0), 0.0).clamp(-1, 1)

@@ -75,9 +75,7 @@ def lag_mass(weights: Weights, scene: Scene) -> Tensor:
     n_head, n_query, n_key = mean.shape
     lowest = lowest_lag(n_key, scene)
     lag = weights.query[:, None] - torch.arange(n_key, device=mean.device)[None, :]  # [query, key]
-    column = (
-        (lag - lowest).clamp(min=0).flatten()
-    )  # lags below the lowest are of hidden keys, which weigh nothing
+    column = (lag - lowest).clamp(min=0).flatten()  # lags below the lowest are of hidden keys, which weigh nothing
     return mean.new_zeros(n_head, n_key - lowest).index_add_(1, column, mean.flatten(1)) / n_query
 
 

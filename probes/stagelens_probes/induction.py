@@ -13,15 +13,15 @@ from stagelens import Probe, Reading
 from stagelens.probing import DoesNotApply, layers, stack_layers
 from stagelens.scene import Scene, Site
 from stagelens.seeds import generator
-from stagelens_probes.attention import PATTERN, is_causal, normalized
-from stagelens_probes.next_token import batch_tokens, next_token_loss, no_logits, no_next_token
+from stagelens_probes.attention import PATTERN, is_causal, normalized, wide
+from stagelens_probes.next_token import batch_losses, next_token_loss, no_logits
 
-SEQUENCES = 8
+SEQUENCES = 4
 LONGEST_HALF = 32
 
 
 def repeated_tokens(d_vocab: int, n_ctx: int, seed: int = 0) -> Tensor:
-    """[r_1..r_S, r_1..r_S] for 8 sequences of random tokens, int [8, 2S].
+    """[r_1..r_S, r_1..r_S] for 4 sequences of random tokens, int [4, 2S].
 
     S is as large as n_ctx and the vocabulary allow, up to 32, and the tokens of a half are distinct: each
     token of the second half has one earlier occurrence.
@@ -44,17 +44,17 @@ def pattern_scores(weights: Tensor) -> Tensor:
     return torch.stack([score.mean((0, 2)) for score in scores], dim=-1)
 
 
-def copying_scores(w_e: Tensor, w_v: Tensor, w_o: Tensor, w_u: Tensor) -> Tensor:
-    """sum(lambda) / sum|lambda| of the eigenvalues of W_E W_V W_O W_U, [..., head]; 0 where all are 0.
+def copying_scores(around: Tensor, w_v: Tensor, w_o: Tensor) -> Tensor:
+    """sum(lambda) / sum|lambda| of the eigenvalues of W_E W_V W_O W_U, [head]; 0 where all are 0.
 
-    w_e [d_vocab, d_model], w_v [..., d_model, d_head], w_o [..., d_head, d_model], w_u [d_model, d_vocab].
-    Apart from zeros, W_V W_O (W_U W_E) has the same eigenvalues, so nothing as large as d_vocab is formed.
+    around = W_U W_E [d_model, d_model], w_v [head, d_model, d_head], w_o [head, d_head, d_model]. Apart from
+    zeros, W_V W_O (W_U W_E) has the same eigenvalues, so nothing as large as d_vocab is formed.
     """
-    around = (w_u @ w_e).cpu().double()  # [d_model, d_model]
-    circuit = FactoredMatrix(w_v.cpu().double(), w_o.cpu().double() @ around)
-    eigenvalues = torch.linalg.eigvals(
-        circuit.BA
-    )  # [..., head, d_head]; `.eigenvalues` makes eigenvectors too
+    circuit = FactoredMatrix(w_v.to(around), w_o.to(around) @ around)
+    core: Tensor = circuit.BA.cpu()  # [head, d_head, d_head], with the circuit's eigenvalues
+    if not core.isfinite().all():
+        return core.new_full((len(core),), torch.nan)  # LAPACK crashes on nan
+    eigenvalues = torch.linalg.eigvals(core)  # [head, d_head]; FactoredMatrix' own makes eigenvectors too
     size = eigenvalues.abs().sum(-1)
     return torch.where(size > 0, eigenvalues.sum(-1).real / size, 0.0)
 
@@ -93,9 +93,7 @@ class Induction(Probe):
         """The repeated tokens, int [batch, position], on the model's device; drawn once."""
         if self._tokens is None:
             cfg: Any = scene.model.cfg
-            self._tokens = repeated_tokens(
-                cfg.d_vocab, getattr(cfg, "n_ctx", None) or 2 * LONGEST_HALF, self.seed
-            )
+            self._tokens = repeated_tokens(cfg.d_vocab, getattr(cfg, "n_ctx", None) or 2 * LONGEST_HALF, self.seed)
         parameter = next(scene.model.parameters(), None)
         return self._tokens if parameter is None else self._tokens.to(parameter.device)
 
@@ -133,9 +131,7 @@ class Induction(Probe):
             raise
         except Exception as error:
             reason = f"{type(error).__name__}: {' '.join(str(error).split())}"
-            raise DoesNotApply(
-                f"the model does not run on {list(tokens.shape)} repeated tokens ({reason})"
-            ) from error
+            raise DoesNotApply(f"the model does not run on {list(tokens.shape)} repeated tokens ({reason})") from error
         return scores, output
 
 
@@ -149,16 +145,18 @@ def _copying(scene: Scene, sites: list[Site]) -> Tensor | None:
         return None
     if w_u.shape[1] != w_e.shape[0]:  # type: ignore[union-attr]
         return None
-    return copying_scores(w_e, torch.stack(w_v), torch.stack(w_o), w_u)  # type: ignore[arg-type]
+    around = wide(w_u @ w_e)  # type: ignore[operator]
+    return stack_layers([copying_scores(around, v, o) for v, o in zip(w_v, w_o, strict=True)])  # type: ignore[arg-type]
 
 
 def _losses(scene: Scene, repeated: Tensor, repeated_output: Any) -> Tensor | None:
     """Next-token losses [position]: of the batch where it has them, else of the repeated tokens, or None."""
-    tokens = batch_tokens(scene.batch)
-    if tokens is not None and no_next_token(scene) is None and no_logits(scene.output, tokens) is None:
-        losses = next_token_loss(scene.output, tokens)
+    try:
+        losses = batch_losses(scene)
         if len(losses) >= 2:
             return losses
+    except DoesNotApply:
+        pass
     if is_causal(scene) and no_logits(repeated_output, repeated) is None:
         return next_token_loss(repeated_output, repeated)
     return None

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from stagelens import Probe, Reading
 from stagelens.probing import DoesNotApply, Reduced
 from stagelens.scene import Scene
-from stagelens_probes.next_token import batch_tokens, next_token_loss, no_logits, no_next_token
+from stagelens_probes.next_token import batch_losses, no_next_token
 
 
 class LossByPosition(Probe):
@@ -21,11 +21,7 @@ class LossByPosition(Probe):
         return no_next_token(scene)
 
     def readings(self, reduced: Reduced, scene: Scene) -> Iterable[Reading]:  # noqa: ARG002
-        tokens = batch_tokens(scene.batch)
-        assert tokens is not None  # applies() saw to it
-        if reason := no_logits(scene.output, tokens):
-            raise DoesNotApply(reason)
-        losses = next_token_loss(scene.output, tokens)  # [position]
+        losses = batch_losses(scene)  # [position]
         scored = range(scene.output.shape[1])[scene.queries]
         positions = [position for position in scored if position < len(losses)]
         if not positions:

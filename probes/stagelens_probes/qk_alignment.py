@@ -16,9 +16,7 @@ from stagelens_probes.attention import wide
 KEYS, QUERIES = "attn.hook_k", "attn.hook_q"
 SIDES = ("key", "query")
 SHARE = 0.9  # a leading subspace explains at least this much
-LEAD_KEPT = (
-    0.9  # the last leading component keeps the lead while its variance is at least this much of the largest
-)
+LEAD_KEPT = 0.9  # the last leading component keeps the lead while its variance is at least this much of the largest
 
 
 def second_moment(activation: Tensor) -> Tensor:
@@ -32,6 +30,8 @@ def second_moment(activation: Tensor) -> Tensor:
 
 def principal_components(moment: Tensor) -> tuple[Tensor, Tensor]:
     """moment [..., d, d] -> variances [..., component], largest first, and components [..., component, d]."""
+    if not moment.isfinite().all():
+        raise ValueError("keys or queries are not finite")
     values, vectors = torch.linalg.eigh(moment)
     return values.flip(-1).clamp(min=0), vectors.flip(-1).transpose(-1, -2)
 
@@ -73,7 +73,7 @@ def leading_component(variances: Tensor, components: Tensor, before: Tensor | No
         leading = components[..., 0, :]
         sign = leading.gather(-1, leading.abs().argmax(-1, keepdim=True)).sign()
     else:
-        cosine = (components @ before[..., None]).squeeze(-1)  # [..., component]
+        cosine = (components @ before.to(components)[..., None]).squeeze(-1)  # [..., component]
         may_lead = variances >= LEAD_KEPT * variances[..., :1]
         index = torch.where(may_lead, cosine.abs(), -1.0).argmax(-1, keepdim=True)  # [..., 1]
         leading = components.take_along_dim(index[..., None], -2).squeeze(-2)
@@ -127,9 +127,7 @@ class QKAlignment(Probe):
         """The measures of one layer, from the second moments [head, d_head, d_head] of keys and queries."""
         if len(key) < len(query):  # heads that share their keys
             key = key.repeat_interleave(len(query) // len(key), dim=0)
-        variances, components = principal_components(
-            torch.stack([key, query], dim=1)
-        )  # [head, side, component, (d)]
+        variances, components = principal_components(torch.stack([key, query], dim=1))  # [head, side, component, (d)]
         explained = shares(variances)
         there = explained.sum(-1) > 0  # [head, side]; vectors that are all 0 have no direction
         rank = leading_rank(explained).amin(-1)  # [head]
@@ -148,8 +146,6 @@ def _cosine(leading: Tensor, name: str, direction: Tensor) -> Tensor:
     """|cosine| of `direction` [d_head] with leading [layer, head, side, d_head] -> [layer, head, side]."""
     unit = torch.as_tensor(direction).detach().cpu().double()
     if unit.shape != leading.shape[-1:]:
-        raise ValueError(
-            f"direction {name!r} has shape {tuple(unit.shape)}; expected [{leading.shape[-1]}], d_head"
-        )
+        raise ValueError(f"direction {name!r} has shape {tuple(unit.shape)}; expected [{leading.shape[-1]}], d_head")
     cosine: Tensor = (leading @ unit) / torch.linalg.vector_norm(unit)
     return cosine.abs()

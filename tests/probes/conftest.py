@@ -6,7 +6,7 @@ import pytest
 import torch
 from hypothesis import settings
 
-settings.register_profile("probes", deadline=None, max_examples=25, derandomize=True)
+settings.register_profile("probes", deadline=None, max_examples=15, derandomize=True)
 settings.load_profile("probes")
 
 

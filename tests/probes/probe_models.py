@@ -69,7 +69,7 @@ class PositionalToy(HookedRootModule):
 
 def written_pattern(pattern: Any, **cfg: Any) -> Written:
     """A one-layer model with `pattern` [batch, head, query, key] (leading ones may be left out)."""
-    tensor = torch.as_tensor(pattern)
+    tensor = pattern if isinstance(pattern, Tensor) else torch.tensor(np.array(pattern, dtype=np.float32))
     tensor = tensor.reshape((1,) * (4 - tensor.ndim) + tuple(tensor.shape))
     return Written({PATTERN: tensor}, **cfg)
 

@@ -7,9 +7,9 @@ import pytest
 import torch
 from probe_models import Written, measured, refusal, tokens, transformer, written_pattern
 from scipy.spatial.distance import jensenshannon
-from stagelens_probes.head_specialization import coverage, overlap
 
 import stagelens as sl
+from stagelens_probes.head_specialization import coverage, overlap
 
 GROUPS = {"recent": sl.Group(offsets=(0, 1)), "first": sl.Group(positions=(0,))}
 DIFFUSE, COMPETITIVE, COOPERATIVE = 0, 1, 2

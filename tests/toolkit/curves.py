@@ -6,7 +6,8 @@ A staircase is drawn on an axis u in [0, 1], which is either the step or its log
 
 with random centres, widths, drops and directions. A curve whose truth cannot be seen in principle is redrawn, by one
 rule: each drop exceeds three standard errors of the plateaus beside it and a hundredth of the curve's range, and each
-plateau has three points or more and is three standard errors flatter than a ramp in its place.
+plateau has three points or more and is three standard errors flatter than a ramp in its place. A fall that the curve's
+beginning or end cuts off shows three points or more.
 """
 
 from __future__ import annotations
@@ -72,8 +73,8 @@ def _draw(rng: np.random.Generator) -> Curve | None:
         values = values - _drift(rng, u, centres, drops)
     if "overshoot" in traits:
         i = int(rng.integers(count))
-        x = (u - centres[i]) / widths[i] / RISE_10_90 - 0.7
-        values = values - drops[i] * rng.uniform(0.05, 0.25) * np.where(x > 0, x * np.exp(1 - x / 0.5) / 0.5, 0.0)
+        x = 2 * np.maximum((u - centres[i]) / widths[i] / RISE_10_90 - 0.7, 0.0)  # from its end on
+        values = values - drops[i] * rng.uniform(0.05, 0.25) * x * np.exp(1 - x)
 
     if "unfinished" in traits:
         before = centres[-2] if count > 1 else 0.0
@@ -85,6 +86,10 @@ def _draw(rng: np.random.Generator) -> Curve | None:
     seen = drops.copy()
     if "unfinished" in traits:  # only what has fallen so far can be seen
         seen[-1] *= _rise((u[-1:] - centres[-1]) / widths[-1], bool(asymmetric[-1]))[0]
+        if np.sum(_rise((u - centres[-1]) / widths[-1], bool(asymmetric[-1])) > 0.1) < 3:
+            return None
+    if "falls from the start" in traits and np.sum(rise[0] < 0.9) < 3:
+        return None
     extent = float(np.ptp(values)) or 1.0
     sigma = 0.0 if "clean" in traits else extent * float(np.exp(rng.uniform(np.log(0.01), np.log(0.05))))
     if "noise grows with level" in traits:
@@ -127,7 +132,9 @@ def _places(rng: np.random.Generator, count: int, unequal: bool) -> tuple[Array,
         gaps = np.sort(gaps)  # saddle to saddle: each plateau is longer than the one before
     centres = np.cumsum(gaps)[:-1] / gaps.sum()
     room = np.minimum(gaps[:-1], gaps[1:]) / gaps.sum()
-    share = np.exp(rng.uniform(np.log(0.03), np.log(0.4), count))  # of the nearer neighbour's distance: the 10-90 % rise
+    share = np.exp(
+        rng.uniform(np.log(0.03), np.log(0.4), count)
+    )  # of the nearer neighbour's distance: the 10-90 % rise
     return centres, share * room / RISE_10_90
 
 
@@ -170,9 +177,7 @@ def _drift(rng: np.random.Generator, u: Array, centres: Array, drops: Array) -> 
     return np.asarray(np.interp(u, edges, heights))
 
 
-def _margin(
-    u: Array, centres: Array, widths: Array, drops: Array, sigma: Array, traits: set[str]
-) -> float:
+def _margin(u: Array, centres: Array, widths: Array, drops: Array, sigma: Array, traits: set[str]) -> float:
     """How clearly the least visible drop or plateau stands out, in standard errors; 0 when a plateau has < 3 points.
 
     A drop is held against the standard error of the levels beside it. A plateau between two drops is held against

@@ -5,12 +5,13 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from stagelens.hookspecs import hookimpl
-
 if TYPE_CHECKING:
+    from stagelens.claims import Check, Claim
+    from stagelens.comparing import Comparison, compare
     from stagelens.config import FlowConfig, TaskConfig
     from stagelens.errors import StagelensError
     from stagelens.flow import Event, Flow
+    from stagelens.hookspecs import hookimpl
     from stagelens.lazy import ClaimRef, ProbeRef, TaskRef
     from stagelens.prediction import Prediction
     from stagelens.probing import Probe, probe
@@ -25,7 +26,10 @@ if TYPE_CHECKING:
 
 # Where each public name lives. They are imported on first use: `import stagelens` itself brings in no torch.
 _HOMES = {
+    "Check": "claims",
+    "Claim": "claims",
     "ClaimRef": "lazy",
+    "Comparison": "comparing",
     "Event": "flow",
     "Flow": "flow",
     "FlowConfig": "config",
@@ -44,14 +48,19 @@ _HOMES = {
     "TaskConfig": "config",
     "TaskRef": "lazy",
     "Timeline": "timeline",
+    "compare": "comparing",
     "detect_stages": "stages",
+    "hookimpl": "hookspecs",
     "load": "runs",
     "probe": "probing",
     "run": "running",
 }
 
 __all__ = [
+    "Check",
+    "Claim",
     "ClaimRef",
+    "Comparison",
     "Event",
     "Flow",
     "FlowConfig",
@@ -70,6 +79,7 @@ __all__ = [
     "TaskConfig",
     "TaskRef",
     "Timeline",
+    "compare",
     "detect_stages",
     "hookimpl",
     "load",

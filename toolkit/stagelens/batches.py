@@ -20,7 +20,8 @@ def map_tensors(function: Callable[[Tensor], Tensor], batch: Batch) -> Batch:
     if isinstance(batch, dict):
         return {key: map_tensors(function, value) for key, value in batch.items()}
     if isinstance(batch, tuple | list):
-        return type(batch)(map_tensors(function, value) for value in batch)
+        values = [map_tensors(function, value) for value in batch]
+        return type(batch)(*values) if hasattr(batch, "_fields") else type(batch)(values)
     return batch
 
 

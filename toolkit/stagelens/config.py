@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
-from typing import Any, TypeVar
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Literal, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
 from stagelens.errors import UsageError, unknown
 
@@ -17,25 +17,53 @@ class Config(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
 
-class TaskConfig(Config):
-    """What every trained task has. `train_size` 0 means fresh data at every step."""
+def _at_least(bound: float) -> Callable[[float], float]:
+    def check(value: float) -> float:
+        if value < bound:
+            raise ValueError(f"it should be at least {bound}")
+        return value
 
-    steps: int = Field(1000, ge=1, description="training steps")
-    batch_size: int = Field(128, ge=1, description="sequences in a training batch")
-    lr: float = Field(1e-3, gt=0, description="learning rate")
-    eval_size: int = Field(256, ge=1, description="sequences in the fixed evaluation batch that the probes see")
-    train_size: int = Field(0, ge=0, description="sequences in the training set; 0: fresh data every step")
-    clip: float = Field(0.0, ge=0, description="largest gradient norm; 0: no clipping")
+    return check
+
+
+def _above(bound: float) -> Callable[[float], float]:
+    def check(value: float) -> float:
+        if value <= bound:
+            raise ValueError(f"it should be above {bound}")
+        return value
+
+    return check
+
+
+class TaskConfig(Config):
+    """What every trained task has. `train_size` 0 means fresh data at every step.
+
+    The bounds are validators, which hold also where a task's own config gives a key another default.
+    """
+
+    steps: int = Field(1000, description="training steps")
+    batch_size: int = Field(128, description="sequences in a training batch")
+    lr: float = Field(1e-3, description="learning rate")
+    eval_size: int = Field(256, description="sequences in the fixed evaluation batch that the probes see")
+    train_size: int = Field(0, description="sequences in the training set; 0: fresh data every step")
+    clip: float = Field(0.0, description="largest gradient norm; 0: no clipping")
+
+    _counts = field_validator("steps", "batch_size", "eval_size")(_at_least(1))
+    _positive = field_validator("lr")(_above(0))
+    _not_negative = field_validator("train_size", "clip")(_at_least(0))
 
 
 class FlowConfig(Config):
     """What every flow has."""
 
-    time: float = Field(100.0, gt=0, description="end of the integration")
-    points: int = Field(400, ge=2, description="times at which the flow is recorded")
-    method: str = Field("LSODA", description="scipy's solve_ivp method")
-    rtol: float = Field(1e-8, gt=0, description="relative tolerance")
-    atol: float = Field(1e-10, gt=0, description="absolute tolerance")
+    time: float = Field(100.0, description="end of the integration")
+    points: int = Field(400, description="times at which the flow is recorded")
+    method: Literal["LSODA", "RK45", "RK23", "DOP853", "Radau", "BDF"] = Field("LSODA", description="solve_ivp's method")
+    rtol: float = Field(1e-8, description="relative tolerance")
+    atol: float = Field(1e-10, description="absolute tolerance")
+
+    _positive = field_validator("time", "rtol", "atol")(_above(0))
+    _counts = field_validator("points")(_at_least(2))
 
 
 C = TypeVar("C", bound=Config)
@@ -77,14 +105,16 @@ def _put(values: dict[str, Any], kind: type[BaseModel], key: str, text: str) -> 
         if field is None:
             raise unknown("config key", key, _known_keys(kind, key))
         model = field.annotation
-        values = values.setdefault(parent, {})
+        default = field.get_default(call_default_factory=True)
+        inside = values.setdefault(parent, default.model_dump(mode="json") if isinstance(default, BaseModel) else {})
+        values = inside if isinstance(inside, dict) else {}  # else validation tells what is wrong with `parent`
     if not _is_model(model) or leaf not in model.model_fields:
         raise unknown("config key", key, _known_keys(kind, key))
     values[leaf] = _read(text, model.model_fields[leaf].annotation)
 
 
 def _read(text: str, annotation: Any) -> Any:
-    """`text` as JSON, as a comma-separated list, or as it is, whichever fits the annotation first."""
+    """`text` as JSON, as a comma-separated list, as it is, or as a list of one, whichever fits the annotation first."""
     from pydantic import TypeAdapter
 
     readings: list[Any] = []
@@ -93,7 +123,7 @@ def _read(text: str, annotation: Any) -> Any:
     except ValueError:
         if "," in text:
             readings.append([_read(part.strip(), float | str) for part in text.split(",")])
-    readings.append(text)
+    readings += [text, [readings[0]] if readings else [text]]  # one value for a list of values
     for reading in readings:
         try:
             TypeAdapter(annotation).validate_python(reading)

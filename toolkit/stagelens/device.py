@@ -18,8 +18,8 @@ def resolve_device(name: str = "auto") -> torch.device:
         return torch.accelerator.current_accelerator(check_available=True) or torch.device("cpu")
     try:
         device = torch.device(name)
-        torch.empty(1, device=device)
-    except (RuntimeError, AssertionError, NotImplementedError) as error:
+        torch.zeros(1, device=device).item()  # a device that only knows shapes (meta) has no numbers to give
+    except (RuntimeError, AssertionError, ImportError) as error:  # NotImplementedError is a RuntimeError
         reason = str(error).splitlines()[0]
         raise UsageError(f"device {name!r} cannot be used here ({reason}); give auto, cpu, cuda or mps") from None
     return device

@@ -28,9 +28,7 @@ def unknown(what: str, given: str, known: Iterable[str], hint: str = "") -> Usag
     """The error for a name that is not among the `known` ones: it lists them and the nearest."""
     names = sorted(known)
     near = difflib.get_close_matches(given, names, n=1, cutoff=0.5)
-    parts = [f"unknown {what} {given!r}"]
-    if near:
-        parts.append(f"did you mean {near[0]!r}?")
+    parts = [f"unknown {what} {given!r}" + (f" (did you mean {near[0]!r}?)" if near else "")]
     parts.append(f"known: {', '.join(names)}" if names else "none is known")
     if hint:
         parts.append(hint)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from stagelens.errors import unknown
+from stagelens.errors import UsageError, unknown
 from stagelens.files import writing
 
 if TYPE_CHECKING:
@@ -24,6 +24,8 @@ def export(run: Run, format: str, path: Path | None = None) -> Path:
     """Writes the timeline of `run` and returns where."""
     if format not in ENDINGS:
         raise unknown("format", format, ENDINGS)
+    if not len(run.timeline.steps):
+        raise UsageError(f"run {run.name!r} has recorded nothing yet, so there is nothing to export")
     path = path or run.folder / f"timeline{ENDINGS[format]}"
     with writing(path) as aside:
         if format == "netcdf":

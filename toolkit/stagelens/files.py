@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from stagelens.errors import EnvironmentFault, UsageError
@@ -24,7 +24,8 @@ def writing(path: Path) -> Iterator[Path]:
             f"cannot write {path}: {error.strerror or error}; free space or mend the folder, then resume"
         ) from error
     finally:
-        aside.unlink(missing_ok=True)
+        with suppress(OSError):
+            aside.unlink()
 
 
 def write_text(path: Path, text: str) -> None:

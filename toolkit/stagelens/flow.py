@@ -11,14 +11,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stagelens.config import Config, FlowConfig
-from stagelens.errors import StagelensError, UsageError
+from stagelens.errors import StagelensError
 from stagelens.experiment import Experiment
 from stagelens.reading import Reading
 from stagelens.timeline import Measurement, pack
 
 Floats = NDArray[np.float64]
 State = Mapping[str, Floats]
-METHODS = ("LSODA", "RK45", "RK23", "DOP853", "Radau", "BDF")
 
 
 @dataclass(frozen=True)
@@ -66,6 +65,7 @@ class Trajectory:
     """A solved flow: what was recorded, when each event first happened, and why it ended early if it failed."""
 
     measurements: list[Measurement]
+    readings: list[list[Reading]]  # of each measurement
     events: dict[str, float]
     error: str = ""
 
@@ -79,15 +79,14 @@ def integrate(flow: Flow, progress: Callable[[float], None] | None = None) -> Tr
     from scipy.integrate import solve_ivp
 
     config = flow.config
-    if config.method not in METHODS:
-        raise UsageError(f"config key 'method': got {config.method!r}, expected one of {', '.join(METHODS)}")
     initial = flow.initial()
     pack_state, unpack_state = _packing(initial)
 
     def derivative(time: float, flat: Floats) -> Floats:
         if progress is not None:
             progress(time)
-        rate = pack_state(flow.derivative(time, unpack_state(flat)))
+        with np.errstate(over="ignore", invalid="ignore", divide="ignore"):  # looked for below
+            rate = pack_state(flow.derivative(time, unpack_state(flat)))
         if not np.isfinite(rate).all():
             raise Diverged(f"the derivative is not finite at time {time:.6g}")
         return rate
@@ -98,21 +97,40 @@ def integrate(flow: Flow, progress: Callable[[float], None] | None = None) -> Tr
             derivative,
             (0.0, config.time),
             pack_state(initial),
-            method=config.method,
+            method=_stopping(config.method),
             rtol=config.rtol,
             atol=config.atol,
             dense_output=True,
             events=[_scipy_event(event, unpack_state) for event in events] or None,
         )
-    except Diverged as error:
-        measurement = pack(0.0, flow.observables(0.0, initial))
-        return Trajectory([measurement], {}, f"{error}; start nearer to the regime of interest or shorten `time`")
+    except Diverged as error:  # in the first step
+        readings = [list(flow.observables(0.0, unpack_state(pack_state(initial))))]
+        return Trajectory([pack(0.0, readings[0])], readings, {}, str(error))
     end = float(solution.t[-1])
     times = flow.times()
     times = np.append(times[times < end], end)
-    recorded = [pack(float(t), flow.observables(float(t), unpack_state(solution.sol(t)))) for t in times]
+    states = [solution.sol(t) if end > 0 else solution.y[:, 0] for t in times]
+    readings = [list(flow.observables(float(t), unpack_state(x))) for t, x in zip(times, states, strict=True)]
+    measurements = [pack(float(t), found) for t, found in zip(times, readings, strict=True)]
     happened = {e.name: float(t[0]) for e, t in zip(events, solution.t_events or [], strict=False) if len(t)}
-    return Trajectory(recorded, happened, "" if solution.success else f"{solution.message} (at time {end:.6g})")
+    error = "" if solution.success else f"{solution.message}; the solution is kept up to time {end:.6g}"
+    return Trajectory(measurements, readings, happened, error)
+
+
+def _stopping(method: str) -> Any:
+    """scipy's solver called `method`, which fails where the derivative diverges instead of raising: then scipy
+    gives back the solution up to there."""
+    import scipy.integrate
+
+    class Stopping(getattr(scipy.integrate, method)):  # type: ignore[misc]
+        def _step_impl(self) -> tuple[bool, str | None]:
+            try:
+                taken: tuple[bool, str | None] = super()._step_impl()
+                return taken
+            except Diverged as error:
+                return False, str(error)
+
+    return Stopping
 
 
 def _packing(state: State) -> tuple[Callable[[State], Floats], Callable[[Floats], dict[str, Floats]]]:

@@ -5,9 +5,10 @@ from __future__ import annotations
 import importlib
 import importlib.metadata
 import os
+import re
 import sys
 import traceback
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import ModuleType
@@ -49,25 +50,31 @@ class Registry(Generic[R]):
     owners: dict[str, str] = field(default_factory=dict)
     disputed: dict[str, str] = field(default_factory=dict)
 
-    def add(self, name: str, entry: R, plugin: str) -> None:
-        if name in self.owners:
-            self.disputed[name] = (
-                f"{self.kind} {name!r} is registered by two plugins, {self.owners[name]!r} and {plugin!r}; "
-                f"rename it in one of them or load only one"
-            )
-            raise UsageError(self.disputed[name])
-        self.entries[name] = entry
-        self.owners[name] = plugin
+    def check(self, names: Sequence[str], plugin: str) -> None:
+        """Refuses names that are not free for `plugin`."""
+        for name in names:
+            if names.count(name) > 1:
+                raise UsageError(f"{self.kind} {name!r} is registered twice by plugin {plugin!r}; rename one of them")
+            if name in self.owners:
+                self.disputed[name] = (
+                    f"{self.kind} {name!r} is registered by two plugins, {self.owners[name]!r} and {plugin!r}; "
+                    f"rename it in one of them or load only one"
+                )
+                raise UsageError(self.disputed[name])
+
+    def add(self, entries: Mapping[str, R], plugin: str) -> None:
+        self.entries.update(entries)
+        self.owners.update(dict.fromkeys(entries, plugin))
 
     def __getitem__(self, name: str) -> R:
         if name in self.disputed:
             raise UsageError(self.disputed[name])
         if name not in self.entries:
-            raise unknown(self.kind, name, self.entries, f"`stagelens {self.kind}s` lists them")
+            raise unknown(self.kind, name, dict(self), f"`stagelens {self.kind}s` lists them")
         return self.entries[name]
 
     def __iter__(self) -> Iterator[tuple[str, R]]:
-        return iter(self.entries.items())
+        return iter([(name, entry) for name, entry in self.entries.items() if name not in self.disputed])
 
 
 @dataclass
@@ -88,7 +95,7 @@ class Host:
 
     def default_task(self, plugin: str) -> str | None:
         """The id that the bare `plugin` means: the task marked as default, else its first."""
-        own = [ref for name, ref in self.tasks if name.partition("/")[0] == plugin]
+        own = [ref for name, ref in self.tasks.entries.items() if name.partition("/")[0] == plugin]
         chosen = [ref for ref in own if ref.default] or own
         return chosen[0].id if chosen else None
 
@@ -101,38 +108,45 @@ class Host:
         plugin: Any = None
         try:
             plugin = find()
+            self._refuse_twice(name, plugin)
             self.manager.register(plugin, name=name)
             _refuse_unknown_hooks(self.manager, plugin)
             self._collect(name, plugin)
-        except Exception as error:
-            if plugin is not None and self.manager.is_registered(plugin):
+        except (Exception, SystemExit) as error:
+            if self.manager.get_plugin(name) is plugin is not None:
                 self.manager.unregister(plugin)
             file = getattr(error, "where", "") or _culprit(error) or getattr(plugin, "__file__", "") or ""
             self.plugins.append(Plugin(name, version, "failed", _one_line(error), str(file)))
         else:
             self.plugins.append(Plugin(name, version, "loaded", "", getattr(plugin, "__file__", "") or ""))
 
+    def _refuse_twice(self, name: str, plugin: Any) -> None:
+        for other, loaded in self.manager.list_name_plugin():
+            if other == name or loaded is plugin:
+                file = getattr(loaded, "__file__", "")
+                raise UsageError(f"it is loaded already, as {other!r} from {file}; load only one of the two")
+
     def load_class(self, task: type[Any]) -> None:
         """Registers a task class that no plugin brings, such as one written in a notebook."""
-        self.tasks.add(task.id, TaskRef.of(task), task.__module__)
+        self.tasks.add({task.id: TaskRef.of(task)}, task.__module__)
 
     def _collect(self, name: str, plugin: Any) -> None:
-        """Asks one plugin for its tasks, probes and claims."""
+        """Asks one plugin for its tasks, probes and claims, and takes in all of them or none."""
         others = [other for other in self.manager.get_plugins() if other is not plugin]
 
         def ask(hook: str) -> list[Any]:
             caller = self.manager.subset_hook_caller(hook, remove_plugins=others)
             return [item for items in caller() for item in items]
 
-        for task in ask("stagelens_register_tasks"):
-            task_ref = task if isinstance(task, TaskRef) else TaskRef.of(task)
-            self.tasks.add(task_ref.id, task_ref, name)
-        for probe in ask("stagelens_register_probes"):
-            probe_ref = probe if isinstance(probe, ProbeRef) else ProbeRef.of(probe)
-            self.probes.add(probe_ref.name, probe_ref, name)
-        for claim in ask("stagelens_register_claims"):
-            claim_ref = claim if isinstance(claim, ClaimRef) else ClaimRef.of(claim)
-            self.claims.add(claim_ref.id, claim_ref, name)
+        tasks = [t if isinstance(t, TaskRef) else TaskRef.of(t) for t in ask("stagelens_register_tasks")]
+        probes = [p if isinstance(p, ProbeRef) else ProbeRef.of(p) for p in ask("stagelens_register_probes")]
+        claims = [c if isinstance(c, ClaimRef) else ClaimRef.of(c) for c in ask("stagelens_register_claims")]
+        self.tasks.check([task.id for task in tasks], name)
+        self.probes.check([probe.name for probe in probes], name)
+        self.claims.check([claim.id for claim in claims], name)
+        self.tasks.add({task.id: task for task in tasks}, name)
+        self.probes.add({probe.name: probe for probe in probes}, name)
+        self.claims.add({claim.id: claim for claim in claims}, name)
 
 
 def make_host(plugin_dirs: Sequence[str | Path] = (), installed: bool = True) -> Host:
@@ -203,16 +217,22 @@ def _refuse_unknown_hooks(manager: pluggy.PluginManager, plugin: Any) -> None:
     for caller in manager.get_hookcallers(plugin) or []:
         if caller.has_spec():
             continue
-        code = caller.get_hookimpls()[-1].function.__code__
         known = [name for name in dir(hookspecs) if name.startswith(f"{hookspecs.PROJECT}_")]
-        where = f"{code.co_filename}:{code.co_firstlineno}"
+        where = _definition(caller.get_hookimpls()[-1].function)
         raise UnknownHook(str(unknown("hook", caller.name, known)), where)
+
+
+def _definition(function: Any) -> str:
+    """file:line of the decorator of a hook's implementation, or of its `def`."""
+    return f"{function.__code__.co_filename}:{function.__code__.co_firstlineno}"
 
 
 def _culprit(error: BaseException) -> str:
     """file:line of the innermost frame that is neither ours nor the import machinery's."""
     if isinstance(error, SyntaxError) and error.filename:
         return f"{error.filename}:{error.lineno}"
+    if isinstance(error, pluggy.PluginValidationError) and (hook := re.search(r"hook '(\w+)'", str(error))):
+        return _definition(getattr(error.plugin, hook[1]))
     here = str(Path(__file__).parent)
     frames = traceback.extract_tb(error.__traceback__)
     foreign = [f for f in frames if not f.filename.startswith((here, "<frozen")) and "importlib" not in f.filename]

@@ -13,6 +13,7 @@ from typing import Any
 
 from stagelens.errors import EnvironmentFault, UsageError
 from stagelens.files import write_text
+from stagelens.plain import json_text
 
 FILE = "run.json"
 FORMAT = 1
@@ -40,6 +41,7 @@ class Manifest:
     seconds: float = 0.0
     created: str = ""
     settings: dict[str, Any] = field(default_factory=dict)  # what differs from the preset
+    probes: list[str] = field(default_factory=list)
     skipped: dict[str, str] = field(default_factory=dict)
     problems: dict[str, str] = field(default_factory=dict)
     phases: list[dict[str, Any]] = field(default_factory=list)
@@ -51,7 +53,7 @@ class Manifest:
     format: int = FORMAT
 
     def save(self, folder: Path) -> None:
-        write_text(folder / FILE, json.dumps(asdict(self), indent=2) + "\n")
+        write_text(folder / FILE, json_text(asdict(self)) + "\n")
 
 
 def load_manifest(folder: Path) -> Manifest:

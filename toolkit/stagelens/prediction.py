@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
@@ -23,6 +23,7 @@ class Prediction:
     kind `level`: `expected` is a value that the series rests at; by default it is compared with the nearest plateau.
     kind `time`: `expected` is the step of an event; by default it is compared with the nearest transition.
     kind `curve`: `expected` is a function of the steps; it is compared over `window`, where it was measured.
+    `place` picks one number a step of a series with dims, by coordinate: `{"head": 2}`.
     `measure` replaces the default comparison: it takes the timeline and returns the measured number, or None.
     """
 
@@ -33,6 +34,7 @@ class Prediction:
     series: str = "loss"
     window: tuple[float, float] | None = None
     measure: Measure | None = None
+    place: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -74,7 +76,7 @@ def _nearest(prediction: Prediction, timeline: Timeline) -> float | None:
 
     if prediction.series not in timeline:
         return None
-    stages = detect_stages(*timeline.scalar(prediction.series))
+    stages = detect_stages(*timeline.scalar(prediction.series, prediction.place))
     found = [p.level for p in stages.plateaus] if prediction.kind == "level" else [t.at for t in stages.transitions]
     return min(found, key=lambda value: abs(value - float(prediction.expected)), default=None)  # type: ignore[arg-type]
 
@@ -85,7 +87,7 @@ def _score_curve(prediction: Prediction, timeline: Timeline) -> Score:
     label = (prediction.name, "curve", prediction.series)
     if prediction.series not in timeline:
         return Score(*label, None, None, None, prediction.reference)
-    steps, values = timeline.scalar(prediction.series)
+    steps, values = timeline.scalar(prediction.series, prediction.place)
     low, high = prediction.window or (-np.inf, np.inf)
     inside = (steps >= low) & (steps <= high)
     if not inside.any():

@@ -112,6 +112,26 @@ class Recorder:
             self._sink(measurement, readings)
         return readings
 
+    def state(self) -> dict[str, Any]:
+        """What a checkpoint keeps: what each probe carries on, and which ones were left out by now."""
+        carried = {name: probe.state for name, probe in self.probes.items()}
+        return {"probes": carried, "skipped": self.skipped, "problems": self.problems}
+
+    def load_state(self, state: Mapping[str, Any], measurements: Sequence[Measurement]) -> None:
+        """Goes on from `state`, after `measurements`."""
+        self.measurements = list(measurements)
+        self.skipped, self.problems = dict(state["skipped"]), dict(state["problems"])
+        self.probes = {name: probe for name, probe in self.probes.items() if name in state["probes"]}
+        for name, probe in self.probes.items():
+            probe.state = state["probes"][name]
+        for measurement in measurements:
+            start = 0
+            for column in measurement.layout:
+                values = measurement.values[start : start + column.size].reshape(column.shape)
+                self._columns.setdefault(column.name, column)
+                self._numbers.setdefault(column.name, ~np.isnan(values))
+                start += column.size
+
     @property
     def timeline(self) -> Timeline:
         """Everything measured so far."""

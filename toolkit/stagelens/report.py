@@ -1,35 +1,160 @@
-"""The report of a run: one self-contained html page."""
+"""Pages: the report of a run, of several runs, and of a comparison, each one self-contained html file.
+
+A page asks nothing of the network: plotly's script and all pictures are inside it, and its Content-Security-Policy
+forbids the rest. Every text is escaped by the template engine, inside the charts' data too.
+"""
 
 from __future__ import annotations
 
 import base64
+from collections.abc import Sequence
+from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from jinja2 import Environment, PackageLoader, select_autoescape
-
-from stagelens.figures import write_figures
 from stagelens.files import write_text
 
 if TYPE_CHECKING:
+    from jinja2 import Environment
+
+    from stagelens.comparing import Comparison
     from stagelens.runs import Run
 
 FILE = "report.html"
+CAPTIONS = {
+    "loss": "The metric, its stages (grey bands) and theory (dashed)",
+    "specialization": "Where each head looks",
+    "probes": "Every probe",
+    "attention": "Attention at the ends of the stages",
+}
 
 
-def write_report(run: Run) -> Path:
-    """Draws the figures of `run` and writes its page. Returns the page's path."""
-    figures = write_figures(run)
+def write_report(run: Run, path: Path | None = None, claims: Sequence[dict[str, Any]] = ()) -> Path:
+    """Draws the figures of `run` and writes its page (default: into its folder). Returns the page's path.
+
+    `claims` are results of verified claims, as `stagelens verify --json` prints them.
+    """
+    from stagelens.figures import write_figures
+
+    path = path or run.folder / FILE
+    write_text(path, report_page(run, write_figures(run), claims))
+    return path
+
+
+def write_comparison(runs: Sequence[Run], path: Path | None = None) -> Path:
+    """Writes one page of several runs (default: beside the first one's folder). Returns its path."""
+    from stagelens.comparing import compare
+
+    path = path or runs[0].folder.parent / FILE
+    write_text(path, runs_page(runs, compare(runs), path))
+    return path
+
+
+def report_page(run: Run, figures: Sequence[Path] = (), claims: Sequence[dict[str, Any]] = ()) -> str:
+    """The page of one run, with `figures` (png files) inside."""
+    from stagelens.charts import run_chart
+    from stagelens.figures.drawing import predictions_of
+
+    return _render(
+        "report.html.j2",
+        title=run.name,
+        section=_section(run, figures, claims),
+        chart=run_chart(run, predictions_of(run)),
+    )
+
+
+def comparison_page(comparison: Comparison) -> str:
+    """The page of a comparison: its chart and its table."""
+    return _render("comparison.html.j2", title="comparison", sections=[], **_compared(comparison))
+
+
+def runs_page(runs: Sequence[Run], comparison: Comparison, path: Path) -> str:
+    """One page of several runs, to be written at `path`: their comparison, and a section for each.
+
+    The table shows what `comparison` does; the chart lets every series be chosen that the runs share.
+    """
+    from stagelens.charts import comparison_chart
+    from stagelens.comparing import EVERY, compare
+
+    sections = [_section(run, _drawn(run)) for run in runs]
+    for run, section in zip(runs, sections, strict=True):
+        section["link"] = _link(run.folder / FILE, path.parent)
+    values = _compared(comparison) | {"chart": comparison_chart(compare(runs, EVERY))}
+    return _render("comparison.html.j2", title=f"{len(runs)} runs", sections=sections, **values)
+
+
+def _compared(comparison: Comparison) -> dict[str, Any]:
+    from stagelens.charts import comparison_chart
+    from stagelens.comparing import SPREAD
+
+    return {
+        "comparison": comparison,
+        "chart": comparison_chart(comparison),
+        "several": any(len(group.members) > 1 for group in comparison.groups),
+        "spread": SPREAD,
+    }
+
+
+def _section(run: Run, figures: Sequence[Path], claims: Sequence[dict[str, Any]] = ()) -> dict[str, Any]:
+    """What the page says about one run."""
+    return {
+        "run": run,
+        "summary": run.summary(),
+        "figures": [(path.stem, CAPTIONS.get(path.stem, path.stem), _inlined(path)) for path in figures],
+        "claims": claims,
+    }
+
+
+def _drawn(run: Run) -> list[Path]:
+    """The figures that the run has, as it was last drawn."""
+    order = list(CAPTIONS)
+    files = sorted(run.folder.glob("figures/*.png"))
+    return sorted(files, key=lambda file: order.index(file.stem) if file.stem in order else len(order))
+
+
+def _render(template: str, **values: Any) -> str:
+    from plotly.offline import get_plotlyjs
+
+    return _environment().get_template(template).render(plotly=get_plotlyjs(), **values)
+
+
+@cache
+def _environment() -> Environment:
+    from jinja2 import Environment, PackageLoader, StrictUndefined
+
     environment = Environment(
-        loader=PackageLoader("stagelens", "templates"), autoescape=select_autoescape(default=True)
+        loader=PackageLoader("stagelens", "templates"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
     )
-    environment.filters["number"] = lambda value: f"{value:.5g}" if isinstance(value, float) else value
-    page = environment.get_template("report.html.j2").render(
-        run=run, summary=run.summary(), figures=[(path.stem, _inline(path)) for path in figures]
-    )
-    write_text(run.folder / FILE, page)
-    return run.folder / FILE
+    environment.filters["number"] = _number
+    return environment
 
 
-def _inline(path: Path) -> str:
+def _number(value: Any) -> Any:
+    """A value as a person wants to read it."""
+    if value is None:
+        return ""
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, float):
+        return f"{value:.5g}"
+    if isinstance(value, list | tuple):
+        return ", ".join(str(_number(item)) for item in value)
+    return value
+
+
+def _inlined(path: Path) -> str:
     return "data:image/png;base64," + base64.b64encode(path.read_bytes()).decode()
+
+
+def _link(file: Path, folder: Path) -> str:
+    """The address of `file` from a page in `folder`; empty where it is not there."""
+    import os
+    from urllib.parse import quote
+
+    if not file.exists():
+        return ""
+    return quote(os.path.relpath(file.resolve(), folder.resolve()).replace(os.sep, "/"))

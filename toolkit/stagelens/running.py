@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import math
 import signal
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext, suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -25,14 +26,15 @@ from stagelens.flow import Diverged, Flow, integrate
 from stagelens.host import Host, make_host
 from stagelens.manifest import FILE, Manifest, load_manifest, this_process, versions
 from stagelens.prediction import score
+from stagelens.reading import Reading
 from stagelens.recorder import Recorder
 from stagelens.runs import LOCK, Run, catalogue, runs_folder
 from stagelens.schedule import CHECKPOINTS
 from stagelens.seeds import untouched_rng
 from stagelens.store import Store, read_measurements
 from stagelens.task import Task
-from stagelens.timeline import Timeline
-from stagelens.training import Training
+from stagelens.timeline import Measurement, Timeline
+from stagelens.training import SMALLER, Training
 
 Progress = Callable[[float, float, float | None], None]  # (step, steps, loss or None)
 CHECK_EVERY = 50  # steps between looks at whether the loss is still finite
@@ -65,18 +67,20 @@ def run(
     given = [f"{k}={_text(v)}" for k, v in settings.items()] if isinstance(settings, Mapping) else list(settings)
     config = make_config(kind.Config, kind.presets, preset, given)
     experiment = kind(config, seed)
-    where = resolve_device(device) if issubclass(kind, Task) else torch.device("cpu")
+    where = resolve_device(device) if isinstance(experiment, Task) else torch.device("cpu")
     manifest = _manifest(experiment, plugin, preset, where)
-    folder = _folder(runs_folder(runs), manifest, name, resume)
+    manifest.probes = _probe_names(experiment, probes, host)
+    training = Training(experiment, where) if isinstance(experiment, Task) else None
+    folder = _folder(runs_folder(runs), manifest, name, resume)  # all that the user can have mistaken is told by now
     with _writer(folder):
         if (folder / FILE).exists():
-            manifest = _taken_up(folder, manifest)
+            manifest = _taken_up(folder, manifest, probes)
         manifest.save(folder)
         opened = Run(folder, host)
         host.manager.hook.stagelens_run_started(run=opened)
-        writer = _Writer(opened, manifest, host, progress, probes)
+        writer = _Writer(opened, manifest, host, progress)
         try:
-            writer.execute(experiment, where)
+            writer.execute(experiment, training)
         finally:
             opened = Run(folder, host)
             host.manager.hook.stagelens_run_finished(run=opened)
@@ -90,20 +94,12 @@ def run(
 class _Writer:
     """The one writer of a run: carries it from where it stands to its end, and keeps the manifest true."""
 
-    def __init__(
-        self,
-        run: Run,
-        manifest: Manifest,
-        host: Host,
-        progress: Progress | None,
-        probes: Sequence[str] | None,
-    ) -> None:
+    def __init__(self, run: Run, manifest: Manifest, host: Host, progress: Progress | None) -> None:
         self.run, self.manifest, self.host = run, manifest, host
         self.folder = run.folder
         self.progress = progress
-        self.probes = probes
 
-    def execute(self, experiment: Experiment, device: torch.device) -> None:
+    def execute(self, experiment: Experiment, training: Training | None) -> None:
         started, before = time.monotonic(), self.manifest.seconds
         status, error = "failed", ""
         store = Store(self.folder)
@@ -112,8 +108,8 @@ class _Writer:
                 error = self._integrate(experiment, store)
                 status = "failed" if error else "finished"
             else:
-                assert isinstance(experiment, Task)
-                status = self._train(experiment, device, store)
+                assert training is not None
+                status = self._train(training, store)
             self._compare_with_theory(experiment)
         except Diverged as divergence:
             error = str(divergence)
@@ -128,7 +124,8 @@ class _Writer:
         finally:
             self.manifest.status, self.manifest.error = status, error
             self.manifest.seconds = before + time.monotonic() - started
-            _close(store, self.manifest, self.folder)
+            with suppress(EnvironmentFault) if error else nullcontext():  # what went wrong first is what is told
+                _close(store, self.manifest, self.folder)
 
     def _compare_with_theory(self, experiment: Experiment) -> None:
         timeline = Timeline(read_measurements(self.folder))
@@ -138,26 +135,26 @@ class _Writer:
         report = self._throttled()
         trajectory = integrate(flow, lambda t: report(t, None))
         store.add(*trajectory.measurements)
-        for measurement in trajectory.measurements:
+        for measurement, readings in zip(trajectory.measurements, trajectory.readings, strict=True):
             self.manifest.step = measurement.step
+            self._tell(measurement.step, readings)
         self.manifest.events = trajectory.events
         return trajectory.error
 
-    def _train(self, task: Task, device: torch.device, store: Store) -> str:
+    def _train(self, training: Training, store: Store) -> str:
         """Trains from the newest checkpoint, or from the start, to the end. Returns the status."""
-        steps = int(self.manifest.steps)
+        task, steps = training.task, int(self.manifest.steps)
         report = self._throttled()
+
+        def keep(measurement: Measurement, _: Sequence[Reading]) -> None:
+            if not math.isfinite(_loss_of(measurement)):
+                raise Diverged(f"the evaluation loss became nan or infinite at step {measurement.step}; {SMALLER}")
+            store.add(measurement)
+
         with untouched_rng(), _graceful() as stop:
-            training = Training(task, device)
-            recorder = Recorder(
-                training.model,
-                self.probes or task.probes or [n for n, ref in self.host.probes if ref.default],
-                eval_batch(task, device),
-                task=task,
-                host=self.host,
-                sink=lambda measurement, _: store.add(measurement),
-            )
-            start = self._restore(task, training, recorder)
+            batch = eval_batch(task, training.device)
+            recorder = Recorder(training.model, self.manifest.probes, batch, task=task, host=self.host, sink=keep)
+            start = self._restore(training, recorder, store)
             losses = [(m.step, _loss_of(m)) for m in recorder.measurements]
             schedule = task.schedule()
             to_measure = schedule.next_after(int(losses[-1][0]), steps, losses) if losses else 0
@@ -182,28 +179,30 @@ class _Writer:
                 report(step + 1, training.loss)
         return "finished"
 
-    def _restore(self, task: Task, training: Training, recorder: Recorder) -> int:
+    def _restore(self, training: Training, recorder: Recorder, store: Store) -> int:
         """Puts the newest checkpoint back, with the measurements up to it. Returns the step to go on from."""
-        found = checkpoint.latest(self.folder, task.id)
+        found = checkpoint.latest(self.folder, training.task.id)
         if found is None:
+            store.forget_after(-1)
             return 0
         step, state = found
+        measurements = [m for m in read_measurements(self.folder) if m.step <= step]
+        if not measurements:
+            raise EnvironmentFault(f"{store.path} has lost what was measured up to step {step}; restore it from a copy")
         training.load_state(state)
-        recorder.measurements = [m for m in read_measurements(self.folder) if m.step <= step]
-        for name, reason in self.manifest.problems.items():
-            recorder.probes.pop(name, None)
-            recorder.problems.setdefault(name, reason)
-        for name, probe_state in state["probes"].items():
-            if name in recorder.probes:
-                recorder.probes[name].state = probe_state
+        recorder.load_state(state["recorder"], measurements)
+        store.forget_after(step)
         return step
 
-    def _measured(self, recorder: Recorder, step: int, readings: Sequence[Any]) -> None:
+    def _measured(self, recorder: Recorder, step: int, readings: Sequence[Reading]) -> None:
         manifest = self.manifest
         if (recorder.skipped, recorder.problems) != (manifest.skipped, manifest.problems):
             manifest.skipped, manifest.problems = dict(recorder.skipped), dict(recorder.problems)
             manifest.save(self.folder)
         manifest.step = step
+        self._tell(step, readings)
+
+    def _tell(self, step: float, readings: Sequence[Reading]) -> None:
         self.host.manager.hook.stagelens_reading_recorded(run=self.run, step=step, readings=readings)
 
     def _throttled(self) -> Callable[[float, torch.Tensor | None], None]:
@@ -230,6 +229,14 @@ def _resolve(task: str | type[Experiment], host: Host) -> tuple[str, type[Experi
             host.load_class(task)
         return host.tasks.owners[task.id], task
     raise UsageError(f"task {task!r}: expected a task's id or a Task class")
+
+
+def _probe_names(experiment: Experiment, given: Sequence[str] | None, host: Host) -> list[str]:
+    """The probes of a run: those given, else the task's own, else all that run by default. All of them exist."""
+    if not isinstance(experiment, Task):
+        return []
+    names = given or experiment.probes or [name for name, ref in host.probes if ref.default]
+    return [host.probes[name].name for name in names]
 
 
 def _manifest(experiment: Experiment, plugin: str, preset: str, device: torch.device) -> Manifest:
@@ -264,9 +271,10 @@ def _settings(experiment: Experiment, preset: str) -> dict[str, Any]:
 
 def _folder(runs: Path, manifest: Manifest, name: str | None, resume: bool) -> Path:
     """The run's folder: a new one, or with `resume` the one to go on with."""
-    stem = safe_name(name) if name else f"{manifest.task.replace('/', '-')}-{manifest.preset}-seed{manifest.seed}"
+    default = f"{manifest.task.replace('/', '-')}-{manifest.preset}-seed{manifest.seed}"
+    stem = safe_name(default if name is None else name)
     folder = runs / stem
-    if resume and not name:
+    if resume and name is None:
         same = [run for run in catalogue(runs) if _same(run.manifest, manifest)]
         if same:
             return same[-1].folder
@@ -279,10 +287,13 @@ def _folder(runs: Path, manifest: Manifest, name: str | None, resume: bool) -> P
         folder = runs / f"{stem}-{number}"
     try:
         folder.mkdir(parents=True, exist_ok=True)
+        others = [file.name for file in folder.iterdir() if not file.name.startswith(".") and file.name != LOCK]
     except OSError as error:
         raise EnvironmentFault(
             f"cannot make {folder}: {error.strerror or error}; give another folder with --runs"
         ) from None
+    if others and FILE not in others:
+        raise UsageError(f"{folder} holds other files and is not a run; give another --name")
     return folder
 
 
@@ -290,14 +301,17 @@ def _same(one: Manifest, other: Manifest) -> bool:
     return (one.task, one.config, one.seed) == (other.task, other.config, other.seed)
 
 
-def _taken_up(folder: Path, wanted: Manifest) -> Manifest:
-    """The manifest of a run that goes on; it must be the same task, config and seed."""
+def _taken_up(folder: Path, wanted: Manifest, probes: Sequence[str] | None) -> Manifest:
+    """The manifest of a run that goes on; it must be the same task, config and seed, and have a whole timeline."""
     manifest = load_manifest(folder)
+    read_measurements(folder)
     if not _same(manifest, wanted):
         raise UsageError(
             f"run {folder.name!r} is {manifest.task} with seed {manifest.seed} and "
             f"{_difference(manifest.config, wanted.config)}; resume it with its own settings, or give another --name"
         )
+    if probes and wanted.probes != manifest.probes:
+        raise UsageError(f"run {folder.name!r} has the probes {','.join(manifest.probes)}; resume it without --probes")
     manifest.status, manifest.error = "running", ""
     manifest.process, manifest.host = wanted.process, wanted.host
     manifest.versions, manifest.device, manifest.threads = wanted.versions, wanted.device, wanted.threads
@@ -354,7 +368,7 @@ def _graceful() -> Iterator[threading.Event]:
 
 
 def _state(training: Training, recorder: Recorder) -> dict[str, Any]:
-    return training.state() | {"probes": {name: probe.state for name, probe in recorder.probes.items()}}
+    return training.state() | {"recorder": recorder.state()}
 
 
 def _close(store: Store, manifest: Manifest, folder: Path) -> None:
@@ -365,7 +379,7 @@ def _close(store: Store, manifest: Manifest, folder: Path) -> None:
         manifest.save(folder)
 
 
-def _loss_of(measurement: Any) -> float:
+def _loss_of(measurement: Measurement) -> float:
     start = 0
     for column in measurement.layout:
         if column.name == "loss":

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from stagelens import checkpoint
 from stagelens.errors import StagelensError, UsageError, unknown
 from stagelens.manifest import FILE, Manifest, load_manifest
 from stagelens.store import read_measurements
@@ -73,9 +72,11 @@ class Run:
         from stagelens.stages import detect_stages
 
         metric = metric or self.manifest.metric
-        return detect_stages(*self.timeline.scalar(metric)).named(
-            self.manifest.stage_names if metric == self.manifest.metric else ()
-        )
+        found = detect_stages(*self.timeline.scalar(metric))
+        names = self.manifest.stage_names if metric == self.manifest.metric else []
+        count = len(found.transitions)
+        # A run on its way has the first of the stages that theory names; one with more of them than that, none.
+        return found.named(names[:count]) if 0 < count <= len(names) else found
 
     @cached_property
     def phases(self) -> list[dict[str, Any]]:
@@ -131,6 +132,8 @@ class Run:
 
     def summary(self) -> dict[str, Any]:
         """What `stagelens show --json` prints."""
+        from stagelens.events import probe_events
+
         manifest = self.manifest
         return {
             "run": str(self.folder),
@@ -151,6 +154,7 @@ class Run:
             "phases": self.phases,
             "training_phases": manifest.phases,
             "events": manifest.events,
+            "probe_events": probe_events(self.timeline),
             "predictions": self.predictions,
             "skipped": manifest.skipped,
             "problems": manifest.problems,
@@ -165,6 +169,8 @@ class Run:
     @property
     def checkpoints(self) -> list[int]:
         """The steps whose weights are on disk."""
+        from stagelens import checkpoint
+
         return checkpoint.steps_in(self.folder)
 
     def model_at(self, step: int | None = None, device: str = "cpu") -> HookedRootModule:
@@ -173,6 +179,7 @@ class Run:
         Between two checkpoints the training is replayed from the one before: batches depend on (seed, step) alone,
         so on the same machine and thread count this is the model that the run had.
         """
+        from stagelens import checkpoint
         from stagelens.seeds import untouched_rng
         from stagelens.task import Task
         from stagelens.training import Training
@@ -185,10 +192,9 @@ class Run:
             raise UsageError(f"run {self.name!r} has no checkpoint yet")
         wanted = known[-1] if step is None else step
         before = [saved for saved in known if saved <= wanted]
-        if not before or wanted > max(known[-1], int(self.manifest.step)):
-            raise UsageError(
-                f"run {self.name!r} has no model at step {wanted}; it covers 0 to {int(self.manifest.step)}"
-            )
+        last = max(known[-1], *map(int, self.timeline.steps[-1:]))
+        if not before or wanted > last:
+            raise UsageError(f"run {self.name!r} has no model at step {wanted}; it covers 0 to {last}")
         training = Training(task, device)
         training.load_state(checkpoint.load(checkpoint.path_of(self.folder, before[-1]), task.id))
         with untouched_rng():

@@ -49,14 +49,15 @@ class Scene:
     loss_function: Loss | None = None
     output: Any = None
     loss: Tensor | None = None
-    shared: dict[Any, Any] = field(default_factory=dict, init=False, repr=False)
+    shared: dict[str, tuple[Tensor, Any]] = field(default_factory=dict, init=False, repr=False)
 
-    def once(self, key: Any, make: Callable[[], T]) -> T:
-        """What `make` makes, made once for all probes that ask for `key` within one hook."""
-        if key not in self.shared:
-            self.shared[key] = make()
-        made: T = self.shared[key]
-        return made
+    def once(self, activation: Tensor, key: str, make: Callable[[], T]) -> T:
+        """What `make` makes of `activation`, made once for all probes that ask for `key` within one hook."""
+        of, made = self.shared.get(key, (None, None))
+        if of is not activation:
+            made = make()
+            self.shared[key] = (activation, made)
+        return made  # type: ignore[return-value]
 
     def sites(self, hook: str) -> list[Site]:
         """The model's hook points that `hook` means: a full name, or the name within a block, of every block."""

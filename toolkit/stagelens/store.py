@@ -5,7 +5,7 @@ from __future__ import annotations
 import sqlite3
 import zlib
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -22,7 +22,7 @@ CREATE TABLE layout (id INTEGER PRIMARY KEY, columns TEXT NOT NULL UNIQUE);
 CREATE TABLE measurement (
     step NUMERIC PRIMARY KEY,
     layout INTEGER NOT NULL REFERENCES layout (id),
-    sum INTEGER NOT NULL,      -- crc32 of the values
+    sum INTEGER NOT NULL,      -- crc32 of step, layout and values
     "values" BLOB NOT NULL     -- little-endian float64, in the layout's order
 ) WITHOUT ROWID;
 """
@@ -34,8 +34,8 @@ class Store:
     def __init__(self, folder: Path) -> None:
         self.path = folder / FILE
         with _faults(self.path):
-            fresh = not self.path.exists()
             self._connection = sqlite3.connect(self.path, isolation_level=None, timeout=30)
+            fresh = _is_empty(self._connection)
             if not fresh:
                 _check_ours(self._connection, self.path)
             self._connection.execute("PRAGMA journal_mode = WAL")
@@ -44,7 +44,7 @@ class Store:
                 self._connection.executescript(
                     f"BEGIN; {SCHEMA} PRAGMA application_id = {APPLICATION_ID}; PRAGMA user_version = {FORMAT}; COMMIT;"
                 )
-        self._layouts: dict[Layout, int] = {}
+        self._layouts: dict[Layout, tuple[int, str]] = {}
 
     def add(self, *measurements: Measurement) -> None:
         """Writes measurements in one transaction; one of the same step is replaced."""
@@ -60,22 +60,27 @@ class Store:
                     self._connection.execute("ROLLBACK")
                 raise
 
+    def forget_after(self, step: float) -> None:
+        """Takes out what was measured after `step`, which a resumed run measures anew."""
+        with _faults(self.path):
+            self._connection.execute("DELETE FROM measurement WHERE step > ?", (step,))
+
     def close(self) -> None:
         """Folds the log into the file, so that the run is one file again."""
-        with _faults(self.path):
+        with _faults(self.path), closing(self._connection):
             self._connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
-            self._connection.close()
 
     def _row(self, measurement: Measurement) -> tuple[float, int, int, bytes]:
         values = np.ascontiguousarray(measurement.values, dtype="<f8").tobytes()
-        return measurement.step, self._layout(measurement.layout), zlib.crc32(values), values
+        number, text = self._layout(measurement.layout)
+        return measurement.step, number, _sum(measurement.step, text, values), values
 
-    def _layout(self, layout: Layout) -> int:
+    def _layout(self, layout: Layout) -> tuple[int, str]:
         if layout not in self._layouts:
             text = layout_to_json(layout)
             self._connection.execute("INSERT OR IGNORE INTO layout (columns) VALUES (?)", (text,))
             (number,) = self._connection.execute("SELECT id FROM layout WHERE columns = ?", (text,)).fetchone()
-            self._layouts[layout] = number
+            self._layouts[layout] = (number, text)
         return self._layouts[layout]
 
 
@@ -87,21 +92,24 @@ def read_measurements(folder: Path) -> list[Measurement]:
     with _faults(path):
         connection = _open_to_read(path)
         try:
+            if _is_empty(connection):
+                return []
             _check_ours(connection, path)
-            layouts = {i: layout_from_json(text) for i, text in connection.execute("SELECT id, columns FROM layout")}
+            connection.execute("BEGIN")  # one snapshot for both tables, while a writer goes on
+            texts = dict(connection.execute("SELECT id, columns FROM layout").fetchall())
             rows = connection.execute('SELECT step, layout, sum, "values" FROM measurement ORDER BY step').fetchall()
         finally:
             connection.close()
-        return [_measurement(path, layouts, *row) for row in rows]
+        for step, number, crc, values in rows:
+            if number not in texts or _sum(step, texts[number], values) != crc:
+                raise EnvironmentFault(f"{path} is damaged: the measurement of step {step} does not match its checksum")
+        layouts = {number: layout_from_json(text) for number, text in texts.items()}
+        return [Measurement(step, layouts[n], np.frombuffer(values, dtype="<f8")) for step, n, _, values in rows]
 
 
-def _measurement(
-    path: Path, layouts: dict[int, Layout], step: float, layout: int, crc: int, values: bytes
-) -> Measurement:
-    size = sum(column.size for column in layouts.get(layout, ()))
-    if layout not in layouts or zlib.crc32(values) != crc or len(values) != 8 * size:
-        raise EnvironmentFault(f"{path} is damaged: the measurement of step {step} does not match its checksum")
-    return Measurement(step, layouts[layout], np.frombuffer(values, dtype="<f8"))
+def _sum(step: float, layout: str, values: bytes) -> int:
+    """The checksum of a row: a flipped bit in any part of it is seen."""
+    return zlib.crc32(values, zlib.crc32(f"{float(step)!r} {layout}".encode()))
 
 
 def _open_to_read(path: Path) -> sqlite3.Connection:
@@ -114,6 +122,12 @@ def _open_to_read(path: Path) -> sqlite3.Connection:
         connection.close()
         connection = sqlite3.connect(f"{uri}?mode=ro&immutable=1", uri=True)
     return connection
+
+
+def _is_empty(connection: sqlite3.Connection) -> bool:
+    """Whether nothing was ever written: the writer may be killed before it has made the tables."""
+    (tables,) = connection.execute("SELECT count(*) FROM sqlite_master").fetchone()
+    return not tables
 
 
 def _check_ours(connection: sqlite3.Connection, path: Path) -> None:
@@ -134,5 +148,5 @@ def _faults(path: Path) -> Iterator[None]:
         full = "disk is full" in str(error) or "readonly" in str(error) or "disk I/O" in str(error)
         advice = "free space or mend the folder, then resume" if full else "restore it from a copy or delete the run"
         raise EnvironmentFault(f"{path} cannot be used ({error}); {advice}") from error
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, TypeError) as error:  # TypeError: a damaged column holds another type
         raise EnvironmentFault(f"{path} cannot be used ({' '.join(str(error).split())})") from error

@@ -77,6 +77,15 @@ class Task(Experiment):
 
         return torch.optim.Adam(model.parameters(), lr=self.config.lr)
 
+    def batches(self, device: torch.device | str) -> Callable[[int], Batch]:
+        """step -> its training batch, on `device`. Default: fresh sequences, or passes over `train_size` of them.
+
+        A task that trains on all of its data at every step, or on what is known of them exactly, gives that instead.
+        """
+        from stagelens.batches import Batches
+
+        return Batches(self, device)
+
     def scheduler(self, optimizer: Optimizer) -> Any:  # noqa: ARG002
         """Any torch scheduler, stepped every `scheduler_every` steps; ReduceLROnPlateau sees the training loss."""
         return None

@@ -116,16 +116,22 @@ class Timeline(Mapping[str, Any]):
                 start += column.size
         return values
 
-    def scalar(self, name: str) -> tuple[NDArray[Any], Floats]:
-        """(steps, values) of a series of one number a step, without the steps at which it was not measured."""
+    def scalar(self, name: str, place: Mapping[str, Any] | None = None) -> tuple[NDArray[Any], Floats]:
+        """(steps, values) of a series of one number a step, without the steps at which it was not measured.
+
+        `place` picks one number of a series with dims, by coordinate: `{"head": 2}`.
+        """
         from stagelens.errors import UsageError
 
         column = self.column(name)
-        if column.size != 1:
+        values = self.series(name)
+        for dim, label in (place or {}).items():
+            values = values.take([column.coordinate(dim).index(label)], axis=1 + column.dims.index(dim))
+        if values.size != len(values):
             raise UsageError(
                 f"series {name!r} has dims {column.dims} of shape {column.shape}; a single number was expected"
             )
-        values = self.series(name).reshape(-1)
+        values = values.reshape(-1)
         there = ~np.isnan(values)
         return self.steps[there], values[there]
 
@@ -155,6 +161,9 @@ class Timeline(Mapping[str, Any]):
             name=name,
             attrs=attrs if column.labels else {},
         )
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._columns
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._columns)

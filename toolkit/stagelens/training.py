@@ -8,11 +8,13 @@ from typing import Any
 import torch
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
-from stagelens.batches import Batches
 from stagelens.errors import UsageError
 from stagelens.flow import Diverged
-from stagelens.seeds import derive, untouched_rng
+from stagelens.seeds import derive, seed_everywhere, untouched_rng
 from stagelens.task import Phase, Task
+
+
+SMALLER = "try a smaller lr, or clip=1"  # what to do about a loss that diverged
 
 
 class Training:
@@ -23,9 +25,10 @@ class Training:
             torch.manual_seed(derive(task.seed, "init"))
             self.model = task.build_model().to(device)
         self.task = task
+        self.device = torch.device(device)
         self.optimizer = task.optimizer(self.model)
         self.scheduler = task.scheduler(self.optimizer)
-        self.batches = Batches(task, device)
+        self.batches = task.batches(device)
         self._phases = _phase_ends(task)
         self._phase: str | None = None
         self._nothing_bad = torch.full((), -1, dtype=torch.int64, device=device)
@@ -37,7 +40,7 @@ class Training:
         """The update of `step` (from 0). Nothing here waits for the device."""
         self._enter_phase(step)
         self.model.train()
-        torch.manual_seed(derive(self.task.seed, "step", step))  # dropout
+        seed_everywhere(derive(self.task.seed, "step", step))  # dropout
         loss = self.task.loss(self.model, self.batches(step))
         self.optimizer.zero_grad(set_to_none=True)
         loss.backward()  # type: ignore[no-untyped-call]
@@ -52,7 +55,7 @@ class Training:
     def check(self) -> None:
         """Raises if the loss was not a finite number at some step; says at which."""
         if (step := int(self._bad_step)) >= 0:
-            raise Diverged(f"the loss became nan or infinite at step {step}; try a smaller lr, or clip=1")
+            raise Diverged(f"the loss became nan or infinite at step {step}; {SMALLER}")
 
     def scalars(self) -> dict[str, Any]:
         """What the training itself knows at a measurement."""
@@ -70,7 +73,7 @@ class Training:
         }
 
     def load_state(self, state: dict[str, Any]) -> None:
-        device = self._nothing_bad.device
+        device = self.device
         try:
             self.model.load_state_dict(state["model"])
         except (RuntimeError, KeyError) as error:

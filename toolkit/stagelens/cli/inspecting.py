@@ -21,7 +21,10 @@ RunArgument = Annotated[str, typer.Argument(metavar="RUN", help="A run's name or
 
 @app.command(name="runs")
 def runs_(context: typer.Context, runs: Runs = None, json: Json = False) -> None:
-    """List the runs.  Example: [cyan]stagelens runs[/]"""
+    """List the runs.
+
+    Example: stagelens runs
+    """
     from stagelens.runs import catalogue, runs_folder
 
     state: State = context.obj
@@ -56,7 +59,7 @@ def runs_(context: typer.Context, runs: Runs = None, json: Json = False) -> None
 def show(context: typer.Context, run: RunArgument, runs: Runs = None, json: Json = False) -> None:
     """Show one run: status, stages, phases, last readings.
 
-    Example: [cyan]stagelens show markov-minimal-quick-seed0[/]
+    Example: stagelens show markov-minimal-quick-seed0
     """
     from stagelens.runs import load
 
@@ -80,7 +83,10 @@ def export(
     runs: Runs = None,
     json: Json = False,
 ) -> None:
-    """Write a run's timeline as a file for other tools.  Example: [cyan]stagelens export RUN --format csv[/]"""
+    """Write a run's timeline as a file for other tools.
+
+    Example: stagelens export RUN --format csv
+    """
     from stagelens.export import export as write
     from stagelens.runs import load
 
@@ -106,6 +112,12 @@ def show_summary(run: Run) -> None:
         rows = [[p["phase"], p["start"], p["end"], p["layer"]] for p in summary["phases"]]
         output.print_table(["phase", "start", "end", "layer"], rows, "phases of head specialization")
         output.say("")
+    if summary["probe_events"]:
+        most = 12
+        rows = [[event["step"], event["series"], event["what"]] for event in summary["probe_events"][:most]]
+        output.print_table(["step", "series", "event"], rows, "what the probes saw happen")
+        more = len(summary["probe_events"]) - most
+        output.say(f"and {more} more: add --json\n" if more > 0 else "")
     if summary["predictions"]:
         rows = [[p["name"], p["expected"], p["measured"], p["error"], p["reference"]] for p in summary["predictions"]]
         output.print_table(["prediction", "expected", "measured", "error", "reference"], rows, "theory")

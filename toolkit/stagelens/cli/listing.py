@@ -15,7 +15,10 @@ Json = Annotated[bool, typer.Option("--json", help="Print one JSON document inst
 
 @app.command()
 def tasks(context: typer.Context, json: Json = False) -> None:
-    """List the tasks that plugins bring.  Example: [cyan]stagelens tasks[/]"""
+    """List the tasks that plugins bring.
+
+    Example: stagelens tasks
+    """
     state: State = context.obj
     host = state.host
     rows: list[dict[str, Any]] = [
@@ -38,7 +41,10 @@ def tasks(context: typer.Context, json: Json = False) -> None:
 
 @app.command()
 def probes(context: typer.Context, json: Json = False) -> None:
-    """List the probes, their readings, and what each costs.  Example: [cyan]stagelens probes[/]"""
+    """List the probes, their readings, and what each costs.
+
+    Example: stagelens probes
+    """
     state: State = context.obj
     rows: list[dict[str, Any]] = [
         {
@@ -64,7 +70,10 @@ def probes(context: typer.Context, json: Json = False) -> None:
 
 @app.command()
 def plugins(context: typer.Context, json: Json = False) -> None:
-    """List the plugins with version and status.  Example: [cyan]stagelens plugins[/]"""
+    """List the plugins with version and status.
+
+    Example: stagelens plugins
+    """
     from stagelens.host import make_host
 
     state: State = context.obj

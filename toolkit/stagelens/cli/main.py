@@ -14,12 +14,14 @@ from stagelens.errors import StagelensError
 app = typer.Typer(
     name="stagelens",
     help="Watch circuits form: train, probe, find the stages, compare.",
-    no_args_is_help=True,
     add_completion=True,
     pretty_exceptions_enable=False,
-    rich_markup_mode="rich",
+    rich_markup_mode=None,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
+
+
+_BadUsage: type[Exception] = typer.BadParameter.__mro__[1]  # typer's UsageError, which it does not export
 
 
 def _version(asked: bool) -> None:
@@ -45,11 +47,15 @@ def setup(
 
 
 def main() -> None:
-    """Runs the command line. A `StagelensError` becomes one line on stderr; anything else keeps its traceback."""
-    from stagelens.cli import inspecting, listing, running  # noqa: F401  each registers its commands
+    """Runs the command line. A mistake becomes one line on stderr; anything else keeps its traceback."""
+    from stagelens.cli import answering, inspecting, listing, running, verifying  # noqa: F401  each registers its commands
 
     try:
-        app()
+        sys.exit(app(sys.argv[1:] or ["--help"], standalone_mode=False))
+    except _BadUsage as error:
+        message, context = error.format_message(), error.ctx  # type: ignore[attr-defined]
+        output.complain(f"{message.rstrip('.')}; see `{context.command_path} --help`")
+        sys.exit(2)
     except StagelensError as error:
         output.complain(str(error))
         sys.exit(error.exit_code)

@@ -26,7 +26,7 @@ INTERRUPTED = 130
 @app.command()
 def run(
     context: typer.Context,
-    task: Annotated[str, typer.Argument(help="A task's id, or a plugin's name for its default task.")],
+    task: Annotated[str, typer.Argument(metavar="TASK", help="A task's id, or a plugin's name for its default task.")],
     preset: Annotated[
         str, typer.Option(help="quick: a laptop, about a minute; paper: the paper's own sizes.")
     ] = "quick",
@@ -44,7 +44,7 @@ def run(
 ) -> None:
     """Train or integrate a task, probe it, find its stages, and write a report.
 
-    Example: [cyan]stagelens run markov --seed 1 --set steps=800[/]
+    Example: stagelens run markov --seed 1 --set steps=800
     """
     state: State = context.obj
     state.host.task(task)  # a wrong name is told before anything heavy is imported

@@ -1,0 +1,133 @@
+"""In-context linear regression (section 2.1): its sequences, and the second moments that the loss depends on.
+
+With the zero blocks of section 2.2 the prediction is y = beta^T M x_q, so the squared error is a quadratic form in
+M = sum_i v_i k_i q_i^T. Its coefficients are moments of (beta, x_q, y_q): of a set of sequences, or in closed form of
+their distribution. Descent then costs D^4 a step, whatever the number of sequences.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+Floats = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Covariance:
+    """Lambda by its `eigenvalues` [D], largest first, and `eigenvectors` e_1..e_D as rows [D, D]."""
+
+    eigenvalues: Floats
+    eigenvectors: Floats
+
+    @property
+    def matrix(self) -> Floats:
+        """Lambda, [D, D]."""
+        return (self.eigenvectors.T * self.eigenvalues) @ self.eigenvectors
+
+    @property
+    def root(self) -> Floats:
+        """Lambda^(1/2), [D, D]."""
+        return (self.eigenvectors.T * np.sqrt(self.eigenvalues)) @ self.eigenvectors
+
+
+def random_covariance(eigenvalues: Floats, generator: torch.Generator) -> Covariance:
+    """Lambda with these eigenvalues [D] and eigenvectors drawn uniformly over orthogonal matrices."""
+    D = len(eigenvalues)
+    gaussian = torch.randn(D, D, generator=generator, dtype=torch.float64).numpy()
+    q, r = np.linalg.qr(gaussian)
+    uniform = q * np.sign(np.diagonal(r))  # without the signs QR is not uniform over the group
+    return Covariance(np.sort(eigenvalues)[::-1].copy(), uniform.T)
+
+
+def covariance_of(matrix: Floats) -> Covariance:
+    """Lambda from its matrix [D, D]."""
+    values, vectors = np.linalg.eigh(matrix)
+    return Covariance(values[::-1].copy(), vectors.T[::-1].copy())
+
+
+class Sequences(NamedTuple):
+    """`x` [n, N+1, D] and `y` [n, N+1] of the context and, last, the query."""
+
+    x: Tensor
+    y: Tensor
+
+    @property
+    def tokens(self) -> Tensor:
+        """Eq. 1, one token a row: [n, N+1, D+1], with 0 in the place of y_q."""
+        shown = self.y.clone()
+        shown[:, -1] = 0
+        return torch.cat([self.x, shown[..., None]], dim=-1)
+
+
+def sample_sequences(covariance: Covariance, N: int, n: int, generator: torch.Generator) -> Sequences:
+    """n sequences: x ~ N(0, Lambda) at N + 1 places, w ~ N(0, I) once a sequence, y = w^T x."""
+    D = len(covariance.eigenvalues)
+    normal = torch.randn(n, N + 2, D, generator=generator, dtype=torch.float64)
+    x = normal[:, 1:] @ torch.from_numpy(covariance.root)  # [n, N+1, D]
+    y = (x @ normal[:, 0, :, None]).squeeze(-1)  # [n, N+1]
+    return Sequences(x, y)
+
+
+class Examples(NamedTuple):
+    """What the loss sees of the sequences: `beta` and `x` [n, Q, D] and `y` [n, Q] of each query that is scored."""
+
+    beta: Tensor
+    x: Tensor
+    y: Tensor
+
+
+def examples(sequences: Sequences, every: bool = False) -> Examples:
+    """beta = 1/N sum_n y_n x_n (Eq. 2) of the last token, or with `every` (Eq. 9) of each token but the first,
+    from the tokens before it."""
+    x, y = sequences
+    if not every:
+        beta = (y[:, :-1, None] * x[:, :-1]).mean(1, keepdim=True)  # [n, 1, D]
+        return Examples(beta, x[:, -1:], y[:, -1:])
+    length = torch.arange(1, x.shape[1], dtype=x.dtype, device=x.device)  # N of each query
+    beta = (y[:, :-1, None] * x[:, :-1]).cumsum(1) / length[:, None]  # [n, N, D]
+    return Examples(beta, x[:, 1:], y[:, 1:])
+
+
+class Moments(NamedTuple):
+    """L(M) = power - 2 <cross, M> + vec(M)^T second vec(M), with vec(M) row by row.
+
+    power E(y_q^2) [], cross E(beta y_q x_q^T) [D, D], second E(z z^T) [D^2, D^2] with z = vec(beta x_q^T).
+    """
+
+    power: Tensor
+    cross: Tensor
+    second: Tensor
+
+    @property
+    def D(self) -> int:
+        return self.cross.shape[-1]
+
+
+def moments_of(sequences: Sequences, every: bool = False) -> Moments:
+    """The moments of a set of sequences; their loss is the mean over the set (and over the queries of Eq. 9)."""
+    beta, x, y = (part.flatten(0, 1) for part in examples(sequences, every))  # [sample, D], [sample, D], [sample]
+    z = (beta[:, :, None] * x[:, None, :]).flatten(1)  # [sample, D^2]
+    D = x.shape[-1]
+    return Moments(y.square().mean(), (z * y[:, None]).mean(0).reshape(D, D), z.T @ z / len(z))
+
+
+def population_moments(covariance: Covariance, inverse_length: float) -> Moments:
+    """The moments of the distribution: tr Lambda, Lambda^2, and E(Lambda_hat^2) (x) Lambda (Eqs. 16-19, 23).
+
+    `inverse_length` is E(1/N): 1/N where every context has length N.
+    """
+    Lambda = covariance.matrix
+    hat_squared = Lambda @ Lambda + inverse_length * (Lambda + np.trace(Lambda) * np.eye(len(Lambda))) @ Lambda  # 16
+    second = np.kron(hat_squared, Lambda)
+    return Moments(*(torch.from_numpy(np.asarray(part)) for part in (np.trace(Lambda), Lambda @ Lambda, second)))
+
+
+def mean_inverse_length(N: int, every: bool = False) -> float:
+    """E(1/N): of contexts of length N, or with `every` (Eq. 9) of lengths 1..N in equal parts."""
+    return float(np.mean(1 / np.arange(1, N + 1))) if every else 1 / N

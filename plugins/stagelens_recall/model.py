@@ -1,0 +1,186 @@
+"""The simplified model (A.2) and the original one (2.2), as hooked modules."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import one_hot
+from transformer_lens import HookedRootModule
+from transformer_lens.hook_points import HookPoint
+
+from stagelens.models import ToyConfig
+from stagelens_recall.data import all_permutations, context_length
+from stagelens_recall.theory import head_start
+
+
+def centred_identity(size: int, like: Tensor) -> Tensor:
+    """I - 1 1^T / k, [k, k]: the block that compares two tokens (A.2, with gamma = 1/k)."""
+    return torch.eye(size, dtype=like.dtype, device=like.device) - 1 / size
+
+
+class WindowAttention(nn.Module):
+    """First layer under A0: head h sees the k tokens before a response, with scores w^h that depend on the place only."""
+
+    def __init__(self, order: int, heads: int, init_scale: float, generator: torch.Generator) -> None:
+        super().__init__()
+        self.w = nn.Parameter(init_scale * torch.randn(heads, order, generator=generator))  # [head, i], i from the end
+        self.hook_attn_scores = HookPoint()  # [1, head, 1, key]
+        self.hook_pattern = HookPoint()  # [1, head, 1, key], keys as they are read: token k, ..., token 1 from the end
+        self.hook_z = HookPoint()  # [1, permutation, head, token]
+
+    def forward(self, x: Tensor) -> Tensor:
+        """One-hot permutations x [permutation, key, token] -> R [1, permutation, head, token] (Eq. 9a)."""
+        scores = self.hook_attn_scores(self.w.flip(-1)[None, :, None, :])
+        pattern = self.hook_pattern(scores.softmax(-1))
+        r: Tensor = self.hook_z(torch.einsum("bhqk,pkd->bphd", pattern, x))
+        return r
+
+
+class MatchAttention(nn.Module):
+    """Second layer under A1-A3: compares the query's tokens with what each head has fetched, weighted by beta^2."""
+
+    def __init__(self, betas: tuple[float, ...]) -> None:
+        super().__init__()
+        self.beta = nn.Parameter(torch.tensor(betas))  # [head]
+        self.hook_q = HookPoint()  # [batch, 1, 1, head * token]
+        self.hook_k = HookPoint()  # [1, permutation, 1, head * token]
+        self.hook_attn_scores = HookPoint()  # [batch, 1, 1, permutation]
+        self.hook_pattern = HookPoint()  # [batch, 1, 1, permutation]
+
+    def forward(self, query: Tensor, r: Tensor) -> Tensor:
+        """One-hot query [batch, head, token] and R [1, permutation, head, token] -> s [batch, permutation] (9b, 9c)."""
+        compared = r @ centred_identity(r.shape[-1], r)
+        q = self.hook_q((self.beta[:, None] * query).flatten(1)[:, None, None, :])
+        k = self.hook_k((self.beta[:, None] * compared).flatten(2)[:, :, None, :])
+        scores = self.hook_attn_scores(torch.einsum("bqhd,bkhd->bhqk", q, k.expand(len(q), -1, -1, -1)))
+        pattern: Tensor = self.hook_pattern(scores.softmax(-1))
+        return pattern[:, 0, 0]
+
+
+class SimplifiedTransformer(HookedRootModule):  # type: ignore[misc]
+    """A0-A3: queries in, and out comes which permutation's response is recalled.
+
+    The context holds every permutation and the scores do not see the responses, so the context is a constant of the
+    model, and the map f comes in only where a loss needs it. Head h is compared with token h from the query's end.
+    """
+
+    def __init__(
+        self, order: int, betas: tuple[float, ...], init_scale: float = 0.0, generator: torch.Generator | None = None
+    ) -> None:
+        super().__init__()
+        heads = len(betas)
+        self.cfg = ToyConfig(
+            n_layers=2, n_heads=heads, n_ctx=order, d_vocab=order, attention_dir="bidirectional"
+        )  # every token of the window is seen
+        first = WindowAttention(order, heads, init_scale, generator or torch.Generator().manual_seed(0))
+        layers = (first, MatchAttention(betas))
+        self.blocks = nn.ModuleList([nn.ModuleDict({"attn": attention}) for attention in layers])
+        x = one_hot(all_permutations(order), order).to(first.w.dtype)
+        self.register_buffer("context", x, persistent=False)  # [k!, k, token]
+        self.setup()
+
+    @property
+    def w(self) -> Tensor:
+        """[head, position], positions counted from the end."""
+        first: Any = self.blocks[0].attn
+        return first.w  # type: ignore[no-any-return]
+
+    @property
+    def beta(self) -> Tensor:
+        """[head]"""
+        second: Any = self.blocks[1].attn
+        return second.beta  # type: ignore[no-any-return]
+
+    def conserved(self) -> Tensor:
+        """f(alpha_h) - beta_h^2/4 [head], Theorem 3.1d with the proof's sign; as `theory.conserved`, on any device."""
+        k, alpha = self.w.shape[-1], head_start(self.w)
+        f = 2 * (k - 1) / k**2 * (alpha.sinh() - alpha) + (k - 1) / k * (torch.expm1(-alpha) + alpha)
+        return f - self.beta**2 / 4
+
+    def forward(self, queries: Tensor) -> Tensor:
+        """queries [batch, k] -> log s [batch, k!]: log-probabilities of recalling each permutation's response."""
+        heads, order = self.w.shape
+        first, second = (block.attn for block in self.blocks)
+        asked = one_hot(queries.flip(-1)[:, :heads], order).to(self.w.dtype)  # [batch, head, token], h from the end
+        s = second(asked, first(self.context))  # [batch, k!]
+        return s.clamp_min(torch.finfo(s.dtype).tiny).log()
+
+
+class RelativeAttention(nn.Module):
+    """First layer (Eq. 1): scores w^i_(query - key) under a causal mask; the same for every sequence."""
+
+    def __init__(self, length: int, heads: int, init_scale: float, generator: torch.Generator) -> None:
+        super().__init__()
+        self.w = nn.Parameter(init_scale * torch.randn(heads, length, generator=generator))  # [head, query - key]
+        self.hook_attn_scores = HookPoint()  # [1, head, query, key]
+        self.hook_pattern = HookPoint()  # [1, head, query, key]
+        self.hook_z = HookPoint()  # [batch, query, head, token]
+
+    def forward(self, x: Tensor) -> Tensor:
+        """X [batch, position, token] -> R^1..R^k [batch, position, head, token]."""
+        place = torch.arange(x.shape[1], device=x.device)
+        offset = place[:, None] - place[None, :]  # [query, key]
+        scores = self.w[:, offset.clamp(min=0)].masked_fill(offset < 0, -torch.inf)
+        pattern = self.hook_pattern(self.hook_attn_scores(scores[None]).softmax(-1))
+        r: Tensor = self.hook_z(torch.einsum("hqk,bkd->bqhd", pattern[0], x))
+        return r
+
+
+class FullAttention(nn.Module):
+    """Second layer: one head with scores R Q^T K R^T, at the last query."""
+
+    def __init__(self, width: int, init_scale: float, generator: torch.Generator) -> None:
+        super().__init__()
+        self.Q = nn.Parameter(init_scale * torch.randn(width, width, generator=generator))
+        self.K = nn.Parameter(init_scale * torch.randn(width, width, generator=generator))
+        self.hook_q = HookPoint()  # [batch, 1, 1, width]
+        self.hook_k = HookPoint()  # [batch, key, 1, width]
+        self.hook_attn_scores = HookPoint()  # [batch, 1, 1, key]
+        self.hook_pattern = HookPoint()  # [batch, 1, 1, key]
+
+    def forward(self, r: Tensor) -> Tensor:
+        """R [batch, position, width] -> s [batch, position], the attention of the last position."""
+        q = self.hook_q((r[:, -1:] @ self.Q.T)[:, :, None])
+        k = self.hook_k((r @ self.K.T)[:, :, None])
+        scores = self.hook_attn_scores(torch.einsum("bqhd,bkhd->bhqk", q, k))
+        pattern: Tensor = self.hook_pattern(scores.softmax(-1))
+        return pattern[:, 0, 0]
+
+
+class OriginalTransformer(HookedRootModule):  # type: ignore[misc]
+    """Section 2.2: a disentangled two-layer attention-only model; `scales` are those of w and of Q and K at the start."""
+
+    def __init__(
+        self, order: int, responses: int, heads: int, scales: tuple[float, float], generator: torch.Generator
+    ) -> None:
+        super().__init__()
+        length, tokens = context_length(order), order + responses
+        self.cfg = ToyConfig(n_layers=2, n_heads=heads, n_ctx=length, d_vocab=tokens)
+        self.order = order
+        first = RelativeAttention(length, heads, scales[0], generator)
+        second = FullAttention((heads + 1) * tokens, scales[1], generator)
+        self.blocks = nn.ModuleList([nn.ModuleDict({"attn": attention}) for attention in (first, second)])
+        self.setup()
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        """tokens [batch, position] -> log p [batch, token] of what follows the last one; 0 is kept off the log."""
+        first, second = (block.attn for block in self.blocks)
+        x = one_hot(tokens, self.cfg.d_vocab).to(first.w.dtype)  # [batch, position, token]
+        r = torch.cat([x[:, :, None], first(x)], dim=2)  # [batch, position, slot, token]; slot 0 is the skip connection
+        s = second(r.flatten(2))  # [batch, position]
+        p = torch.einsum("bk,bkd->bd", s, x)  # R V = X
+        return p.clamp_min(torch.finfo(p.dtype).tiny).log()
+
+    def coefficients(self) -> Tensor:
+        """How much of the centred identity each block of Q^T K holds, [slot of the query, slot of the key].
+
+        The solution has them in the places (i - 1, i): what slot i - 1 holds at the query is token i from its end.
+        """
+        second: Any = self.blocks[1].attn
+        slots, tokens = self.cfg.n_heads + 1, self.cfg.d_vocab
+        blocks = (second.Q.T @ second.K).reshape(slots, tokens, slots, tokens)[:, : self.order, :, : self.order]
+        centred = centred_identity(self.order, blocks)
+        found: Tensor = torch.einsum("satb,ab->st", blocks, centred) / centred.square().sum()
+        return found

@@ -1,0 +1,34 @@
+"""The circuit in the paper's own parameters."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from stagelens import Probe, Reading
+from stagelens.probing import Reduced
+from stagelens.scene import Scene
+from stagelens_recall.theory import head_start
+
+
+class RecallCircuit(Probe):
+    """beta_h and alpha_h of the simplified model; of the original one, the blocks of Q^T K."""
+
+    name = "recall_circuit"
+    title = "beta and alpha of each head, or the centred identity in each block of Q^T K"
+    gives = ("beta", "alpha", "coefficient")
+    default = False
+
+    def applies(self, scene: Scene) -> str | None:
+        if hasattr(scene.model, "beta") or hasattr(scene.model, "coefficients"):
+            return None
+        return "the model is not one of the recall plugin's"
+
+    def readings(self, reduced: Reduced, scene: Scene) -> Iterable[Reading]:  # noqa: ARG002
+        model: Any = scene.model
+        if hasattr(model, "beta"):
+            heads = {"recall_head": list(range(1, len(model.beta) + 1))}
+            yield Reading("beta", model.beta, ("recall_head",), heads)
+            yield Reading("alpha", head_start(model.w), ("recall_head",), heads)
+        else:
+            yield Reading("coefficient", model.coefficients(), ("query_slot", "key_slot"))

@@ -1,0 +1,83 @@
+"""What all tests share: one thread, no plugins or runs from the outside, and a command line to call."""
+
+from __future__ import annotations
+
+import os
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+os.environ["OMP_NUM_THREADS"] = "1"  # also for subprocesses: the models are small, and threads only wait
+
+import json
+
+import pytest
+import torch
+from hypothesis import settings
+
+ROOT = Path(__file__).parent.parent
+STAGELENS = [sys.executable, "-c", "from stagelens.cli import main; main()"]
+
+settings.register_profile("stagelens", deadline=None, max_examples=25, derandomize=True)
+settings.load_profile("stagelens")
+
+
+@pytest.fixture(autouse=True, scope="session")
+def one_thread():
+    torch.set_num_threads(1)
+
+
+@pytest.fixture(autouse=True)
+def nothing_from_outside(monkeypatch):
+    monkeypatch.delenv("STAGELENS_PLUGINS", raising=False)
+    monkeypatch.delenv("STAGELENS_RUNS", raising=False)
+
+
+@pytest.fixture
+def imports(monkeypatch):
+    """Modules imported from plugin folders are forgotten afterwards, and so is the way to them."""
+    before = set(sys.modules)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    yield
+    for name in set(sys.modules) - before:
+        if not name.startswith(("torch", "numpy", "scipy", "xarray", "pandas", "stagelens", "transformer", "matplotlib")):
+            del sys.modules[name]
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What a command gave back."""
+
+    code: int
+    out: str
+    err: str
+
+    @property
+    def json(self) -> Any:
+        """stdout, which must be one JSON document and nothing else."""
+        return json.loads(self.out, parse_constant=lambda name: pytest.fail(f"{name} is not JSON"))
+
+    @property
+    def complaint(self) -> str:
+        """The one line of a mistake: stderr holds it and nothing else, stdout nothing."""
+        assert self.out == "", self.out
+        assert self.err.startswith("error: ") and self.err.count("\n") == 1, self.err
+        return self.err.removeprefix("error: ").strip()
+
+
+@pytest.fixture
+def cli(monkeypatch, capsys, tmp_path, imports):
+    """Calls the command line in this process, in an empty folder."""
+    from stagelens.cli.main import main
+
+    monkeypatch.chdir(tmp_path)
+
+    def call(*words: Any) -> Answer:
+        monkeypatch.setattr(sys, "argv", ["stagelens", *map(str, words)])
+        with pytest.raises(SystemExit) as ended:
+            main()
+        out, err = capsys.readouterr()
+        return Answer(int(ended.value.code or 0), out, err)
+
+    return call

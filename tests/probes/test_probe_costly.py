@@ -1,0 +1,137 @@
+"""The probes that need more than the shared pass: head_ablation, gradient, curvature."""
+
+from __future__ import annotations
+
+from copy import deepcopy
+
+import numpy as np
+import pytest
+import scipy.sparse.linalg
+import torch
+from probe_models import PositionalToy, measured, next_token_loss, refusal, squared_loss, tokens, transformer
+from torch.nn.functional import cosine_similarity
+from torch.nn.utils import parameters_to_vector
+
+import stagelens as sl
+from stagelens_probes.curvature import extreme_eigenvalues
+
+
+def test_zero_ablation_is_a_head_without_output_weights():
+    model, batch = transformer().double(), tokens()
+    found = measured(model, "head_ablation", batch, loss=next_token_loss)["zero"]
+    base = next_token_loss(model, batch).item()
+    for layer in range(2):
+        for head in range(3):
+            without = deepcopy(model)
+            without.blocks[layer].attn.W_O.data[head] = 0
+            assert found[layer, head] == pytest.approx(next_token_loss(without, batch).item() - base, abs=1e-12)
+
+
+def test_mean_ablation_is_a_head_whose_output_is_its_mean_over_the_batch():
+    model, batch = transformer(normalization="none").double(), tokens()
+    found = measured(model, "head_ablation", batch, loss=next_token_loss)["mean"]
+    _, cache = model.run_with_cache(batch)
+    base = next_token_loss(model, batch).item()
+    head, attn = 1, model.blocks[1].attn
+    z = cache["z", 1][:, :, head]
+    shift = (z.mean(0) - z) @ attn.W_O[head]  # what mean ablation adds to the residual stream
+    after = [("blocks.1.hook_attn_out", lambda out, hook: out + shift)]
+    with model.hooks(fwd_hooks=after):
+        assert found[1, head] == pytest.approx(next_token_loss(model, batch).item() - base, abs=1e-12)
+
+
+def test_a_head_that_gives_the_same_for_every_sequence_loses_nothing_by_its_mean():
+    same = torch.randn(1, 6, 4).expand(5, 6, 4)
+    found = measured(PositionalToy(), "head_ablation", same, loss=squared_loss)
+    np.testing.assert_allclose(found["mean"], 0, atol=1e-7)
+    assert (np.abs(found["zero"]) > 1e-3).all()
+
+
+def test_the_gradient_is_that_of_backward():
+    model, batch = transformer().double(), tokens()
+    recorder = sl.Recorder(model, probes=["gradient"], batch=batch, loss=next_token_loss)
+    recorder.measure(0)
+    assert "gradient/cosine" not in list(recorder.timeline)  # there is nothing before the first
+    before = deepcopy(model)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter += 0.05 * torch.randn(parameter.shape, generator=torch.Generator().manual_seed(1))
+    recorder.measure(1)
+    assert not recorder.problems
+
+    after = deepcopy(model)
+    for each in (before, after):
+        next_token_loss(each, batch).backward()
+    norm, cosine = (recorder.timeline[f"gradient/{name}"].sel(step=1) for name in ("norm", "cosine"))
+    for group in norm.group.values:
+        chosen = [n for n, _ in model.named_parameters() if group == "all" or n.rpartition(".")[0] == group]
+        one, two = (torch.cat([dict(m.named_parameters())[n].grad.flatten() for n in chosen]) for m in (before, after))
+        assert norm.sel(group=group).item() == pytest.approx(two.norm().item())
+        assert cosine.sel(group=group).item() == pytest.approx(cosine_similarity(one, two, dim=0).item(), abs=1e-9)
+    assert {"all", "embed", "pos_embed", "blocks.0.attn", "blocks.1.mlp", "unembed"} <= set(norm.group.values)
+
+
+def test_the_gradient_of_frozen_parameters_is_zero_and_may_thaw():
+    model = transformer()
+    model.embed.W_E.requires_grad_(False)
+    recorder = sl.Recorder(model, probes=["gradient"], batch=tokens(), loss=next_token_loss)
+    recorder.measure(0)
+    model.embed.W_E.requires_grad_(True)
+    recorder.measure(1)
+    assert not recorder.problems
+    norm = recorder.timeline["gradient/norm"].sel(group="embed").values
+    assert norm[0] == 0 and norm[1] > 0
+    assert recorder.timeline["gradient/cosine"].sel(group="embed").values[1] == 0
+
+
+def test_curvature_is_the_ends_of_the_hessians_spectrum():
+    model, batch = PositionalToy(n_heads=2, n_ctx=4, d=3).double(), torch.randn(7, 4, 3, dtype=torch.float64)
+    found = measured(model, "curvature", batch, loss=squared_loss)
+    shapes = {name: p.shape for name, p in model.named_parameters()}
+
+    def of(vector):
+        parts = vector.split([shape.numel() for shape in shapes.values()])
+        named = {name: part.view(shape) for (name, shape), part in zip(shapes.items(), parts, strict=True)}
+        return (torch.func.functional_call(model, named, (batch,)) - batch).square().mean()
+
+    hessian = torch.autograd.functional.hessian(of, parameters_to_vector(model.parameters()).detach())
+    eigenvalues = torch.linalg.eigvalsh(hessian)
+    scale = eigenvalues.abs().max().item()
+    assert found["largest"] == pytest.approx(eigenvalues[-1].item(), abs=2e-3 * scale)
+    assert found["smallest"] == pytest.approx(eigenvalues[0].item(), abs=2e-3 * scale)
+
+
+@pytest.mark.parametrize("n", [1, 2, 5, 300])
+def test_lanczos_agrees_with_scipy(n):
+    matrix = torch.randn(n, n, dtype=torch.float64, generator=torch.Generator().manual_seed(n))
+    matrix = matrix + matrix.T
+    largest, smallest = extreme_eigenvalues(lambda v: matrix @ v, torch.ones(n, dtype=torch.float64))
+    if n < 6:
+        expected = np.linalg.eigvalsh(matrix.numpy())
+    else:
+        expected = np.sort(scipy.sparse.linalg.eigsh(matrix.numpy(), k=2, which="BE", return_eigenvectors=False))
+    np.testing.assert_allclose([smallest, largest], expected[[0, -1]], rtol=2e-3)
+
+
+def test_lanczos_ends_where_the_operator_does():
+    zero = extreme_eigenvalues(torch.zeros_like, torch.ones(5))
+    assert [float(value) for value in zero] == [0, 0]
+    identity = extreme_eigenvalues(lambda v: 3 * v, torch.ones(5))
+    assert [float(value) for value in identity] == pytest.approx([3, 3])
+
+
+def test_curvature_of_a_loss_without_curvature_is_zero():
+    linear = lambda model, batch: model.blocks[0].attn.W_O.sum() + 0 * model(batch).sum().detach()  # noqa: E731
+    found = measured(PositionalToy(), "curvature", torch.randn(2, 6, 4), loss=linear)
+    assert found["largest"] == 0 and found["smallest"] == 0
+
+
+@pytest.mark.parametrize("probe", ["head_ablation", "gradient", "curvature"])
+def test_without_a_loss_they_say_so(probe):
+    assert "no loss is known" in refusal(transformer(), probe, tokens())
+
+
+@pytest.mark.parametrize("probe", ["gradient", "curvature"])
+def test_a_model_that_cannot_be_trained_has_no_gradient(probe):
+    model = transformer().requires_grad_(False)
+    assert "no parameter" in refusal(model, probe, tokens(), loss=next_token_loss)

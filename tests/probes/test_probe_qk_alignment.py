@@ -1,0 +1,153 @@
+"""qk_alignment, against numpy's SVD and on planted subspaces."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from probe_models import Written, measured, refusal, tokens, transformer, written_pattern
+from scipy.linalg import subspace_angles
+
+import stagelens as sl
+from stagelens_probes.qk_alignment import leading_component, leading_rank
+
+K, Q = "blocks.0.attn.hook_k", "blocks.0.attn.hook_q"
+
+
+def draw(*shape, seed=0):
+    return torch.randn(*shape, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
+
+
+def written(keys, queries, **cfg):
+    """A model with one head of these keys and queries, [sample, d_head]."""
+    return Written({K: keys[None, :, None], Q: queries[None, :, None]}, **cfg)
+
+
+def in_plane(plane, n=400, noise=0.0, seed=0):
+    """Samples [n, d] spread in the span of `plane` [r, d], with noise around it."""
+    return draw(n, len(plane), seed=seed) @ plane + noise * draw(n, plane.shape[1], seed=seed + 1)
+
+
+def test_it_agrees_with_numpys_svd_on_a_transformer():
+    model, batch = transformer(d_head=6).double(), tokens()
+    found = measured(model, "qk_alignment", batch)
+    _, cache = model.run_with_cache(batch)
+    for layer in range(2):
+        for head in range(3):
+            spaces, ranks = [], []
+            for side, name in enumerate(("k", "q")):
+                x = cache[name, layer][:, :, head].flatten(0, 1).numpy(force=True)  # [sample, d_head]
+                _, singular, rows = np.linalg.svd(x, full_matrices=False)
+                ratios = singular**2 / (singular**2).sum()
+                np.testing.assert_allclose(found["explained"][layer, head, side], ratios, atol=1e-12)
+                entropy = -(ratios * np.log(ratios)).sum()
+                assert found["effective_rank"][layer, head, side] == pytest.approx(np.exp(entropy))
+                assert abs(found["leading"][layer, head, side] @ rows[0]) == pytest.approx(1)
+                spaces.append(rows)
+                ranks.append(np.searchsorted(ratios.cumsum(), 0.9) + 1)
+            rank = min(ranks)
+            assert found["rank"][layer, head] == rank
+            cosines = np.cos(subspace_angles(spaces[0][:rank].T, spaces[1][:rank].T))
+            assert found["key_query"][layer, head] == pytest.approx((cosines**2).mean())
+
+
+def test_planted_subspaces():
+    axes = torch.eye(6, dtype=torch.float64)
+    keys = in_plane(axes[:2], noise=1e-3)
+    same = measured(written(keys, in_plane(axes[:2], noise=1e-3, seed=5)), "qk_alignment")
+    assert same["rank"].item() == 2 and same["key_query"].item() == pytest.approx(1, abs=1e-3)
+    apart = measured(written(keys, in_plane(axes[2:4], noise=1e-3, seed=5)), "qk_alignment")
+    assert apart["key_query"].item() == pytest.approx(0, abs=1e-3)
+    half = measured(written(keys, in_plane(axes[1:3], noise=1e-3, seed=5)), "qk_alignment")
+    assert half["key_query"].item() == pytest.approx(0.5, abs=1e-3)
+    np.testing.assert_allclose(same["effective_rank"], 2, atol=0.05)
+
+
+def test_directions_that_the_task_names():
+    axes = torch.eye(4, dtype=torch.float64)
+    slanted = (axes[0] + axes[1])[None] / 2**0.5
+    model = written(in_plane(slanted), in_plane(axes[2:3]))
+    directions = {"e0": axes[0].float(), "e1": -3 * axes[1], "e2": axes[2]}
+    found = measured(model, "qk_alignment", directions=directions)["reference"]  # [layer, head, side, direction]
+    np.testing.assert_allclose(found[0, 0], [[0.5**0.5, 0.5**0.5, 0], [0, 0, 1]], atol=1e-12)
+
+
+def test_vectors_are_not_centered():
+    constant = torch.ones(50, 3, dtype=torch.float64)  # scores see it, so it counts
+    found = measured(written(constant, constant), "qk_alignment")
+    np.testing.assert_allclose(found["explained"][0, 0, 0], [1, 0, 0], atol=1e-12)
+    np.testing.assert_allclose(found["leading"][0, 0], 1 / 3**0.5)
+    assert found["key_query"].item() == pytest.approx(1)
+
+
+def test_keys_that_are_all_zero_have_no_direction_and_no_nan():
+    found = measured(written(torch.zeros(5, 3), torch.ones(5, 3)), "qk_alignment", directions={"x": torch.ones(3)})
+    assert found["effective_rank"][0, 0].tolist() == pytest.approx([0, 1])
+    assert found["key_query"].item() == 0 and found["rank"].item() == 0
+    assert found["reference"][0, 0, :, 0].tolist() == pytest.approx([0, 1])
+
+
+def test_the_rank_is_the_smallest_number_that_explains_ninety_percent():
+    ratios = torch.tensor([[0.9, 0.1, 0.0], [0.5, 0.3, 0.2], [0.5, 0.4, 0.1]], dtype=torch.float64)
+    assert leading_rank(ratios).tolist() == [1, 3, 2]
+
+
+def test_signs_and_the_choice_between_near_equals_last():
+    """Two variances cross while the directions turn slowly; eigenvectors come with arbitrary signs and order."""
+    rng = np.random.default_rng(0)
+    leaders, before = [], None
+    for t in np.linspace(0, 1, 41):
+        angle = 0.2 * t
+        first, second = np.array([np.cos(angle), np.sin(angle)]), np.array([-np.sin(angle), np.cos(angle)])
+        wobble = 0.03 * (-1) ** len(leaders)  # the larger of the two changes at every step
+        variances, components = np.array([1 + wobble, 1 - wobble]), np.stack([first, second])
+        order = np.argsort(-variances)
+        components = components[order] * rng.choice([-1, 1], 2)[:, None]
+        before = leading_component(torch.tensor(variances[order]), torch.tensor(components), before)
+        leaders.append(before.numpy())
+    steps = np.linalg.norm(np.diff(leaders, axis=0), axis=1)
+    assert steps.max() < 0.01
+
+
+def test_a_component_that_has_clearly_grown_larger_takes_the_lead():
+    before = torch.tensor([1.0, 0.0])
+    components = torch.eye(2).flip(0)  # the second axis leads
+    assert leading_component(torch.tensor([1.0, 0.95]), components, before).tolist() == [1, 0]
+    assert leading_component(torch.tensor([1.0, 0.85]), components, before).tolist() == [0, 1]
+
+
+def test_what_must_last_is_in_the_state():
+    recorder = sl.Recorder(transformer(), probes=["qk_alignment"], batch=tokens())
+    first = {r.name: r.values for r in recorder.measure(0)}
+    state = recorder.probes["qk_alignment"].state
+    resumed = sl.Recorder(transformer(), probes=["qk_alignment"], batch=tokens())
+    resumed.probes["qk_alignment"].state = {name: -value for name, value in state.items()}  # as if signs were turned
+    again = {r.name: r.values for r in resumed.measure(1)}
+    np.testing.assert_allclose(again["qk_alignment/leading"], -first["qk_alignment/leading"])
+
+
+def test_only_the_scored_queries_count_but_all_keys():
+    keys, queries = draw(6, 3), draw(6, 3, seed=1)
+    recorder = sl.Recorder(written(keys, queries), probes=["qk_alignment"], batch=0)
+    recorder.scene.queries = slice(-2, None)
+    explained = recorder.measure(0)[0].values[0, 0]  # [side, component]
+    for side, x in enumerate((keys, queries[-2:])):
+        singular = np.linalg.svd(x.numpy(), compute_uv=False)
+        np.testing.assert_allclose(explained[side, : len(singular)], singular**2 / (singular**2).sum(), atol=1e-12)
+
+
+def test_heads_that_share_their_keys():
+    keys, queries = draw(1, 9, 2, 4), draw(1, 9, 6, 4, seed=1)  # 2 heads of keys for 6 of queries
+    found = measured(Written({K: keys, Q: queries}), "qk_alignment")["explained"]
+    assert found.shape == (1, 6, 2, 4)
+    np.testing.assert_array_equal(found[0, 0, 0], found[0, 2, 0])
+
+
+def test_it_says_why_not():
+    assert "attn.hook_k" in refusal(written_pattern([[1.0, 0], [0.5, 0.5]]), "qk_alignment")
+
+
+def test_a_direction_of_the_wrong_size_is_named():
+    recorder = sl.Recorder(transformer(), probes=["qk_alignment"], batch=tokens(), directions={"up": torch.ones(99)})
+    recorder.measure(0)
+    assert "'up'" in recorder.problems["qk_alignment"] and "(99,)" in recorder.problems["qk_alignment"]

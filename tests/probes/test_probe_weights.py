@@ -1,0 +1,103 @@
+"""weight_norms and conserved."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from probe_models import PositionalToy, Written, measured, refusal, squared_loss, tokens, transformer
+
+import stagelens as sl
+
+
+def series(model, batch, name):
+    recorder = sl.Recorder(model, probes=["weight_norms"], batch=batch)
+    recorder.measure(0)
+    return recorder.timeline[f"weight_norms/{name}"][0]
+
+
+def test_norms_are_numpys_and_named_by_parameter():
+    model = transformer(positions="alibi")
+    norms = series(model, tokens(), "norm")
+    for name, parameter in model.named_parameters():
+        assert norms.sel(parameter=name).item() == pytest.approx(np.linalg.norm(parameter.detach().numpy().ravel()))
+
+
+def test_head_norms_are_of_the_parameters_that_have_heads():
+    model = transformer()
+    norms = series(model, tokens(), "head_norm")
+    kinds = {name.rpartition(".")[2] for name in norms.head_parameter.values}
+    assert kinds == {"W_Q", "W_K", "W_V", "W_O", "b_Q", "b_K", "b_V"}
+    expected = np.linalg.norm(model.blocks[1].attn.W_O.detach().numpy().reshape(3, -1), axis=1)
+    np.testing.assert_allclose(norms.sel(head_parameter="blocks.1.attn.W_O"), expected, rtol=1e-6)
+    whole = series(model, tokens(), "norm").sel(parameter="blocks.1.attn.W_O").item()
+    assert np.sqrt((expected**2).sum()) == pytest.approx(whole)
+
+
+def test_head_norms_of_a_toy_are_of_what_stands_beside_its_pattern():
+    norms = series(PositionalToy(), torch.randn(2, 6, 4), "head_norm")
+    assert norms.head_parameter.values.tolist() == ["blocks.0.attn.scores", "blocks.0.attn.W_O"]
+
+
+def test_a_model_without_parameters_has_no_norms():
+    assert "no parameters" in refusal(Written({}), "weight_norms")
+
+
+class Balance(sl.Task):
+    """A task that names two conserved quantities of the toy: one number, and one per head."""
+
+    id = "test/balance"
+
+    def build_model(self):
+        return PositionalToy()
+
+    def sample(self, n, generator):
+        return torch.randn(n, 6, 4, generator=generator)
+
+    def loss(self, model, batch):
+        return squared_loss(model, batch)
+
+    def conserved(self, model):
+        attn = model.blocks[0].attn
+        return {"scores": attn.scores.sum(), "output": attn.W_O[:, 0, 0], "nothing": 0 * attn.scores.sum()}
+
+
+def test_conserved_quantities_and_their_drift():
+    task = Balance(sl.TaskConfig())
+    model = task.build_model()
+    recorder = sl.Recorder(model, probes=["conserved"], batch=torch.randn(2, 6, 4), task=task)
+    recorder.measure(0)
+    with torch.no_grad():
+        model.blocks[0].attn.W_O[1] *= 1.5
+    recorder.measure(1)
+    assert not recorder.problems
+    value, drift = (recorder.timeline[f"conserved/{name}"] for name in ("value", "drift"))
+    names = ["scores", "output[0]", "output[1]", "output[2]", "nothing"]
+    assert value.quantity.values.tolist() == names
+    np.testing.assert_allclose(drift, [[0] * 5, [0, 0, 0.5, 0, 0]], atol=1e-7)
+    np.testing.assert_allclose(value[1, 1:4], model.blocks[0].attn.W_O[:, 0, 0].detach(), rtol=1e-6)
+
+
+def test_drift_is_from_the_first_measurement_also_after_a_resume():
+    task = Balance(sl.TaskConfig())
+    first = sl.Recorder(task.build_model(), probes=["conserved"], batch=torch.randn(2, 6, 4), task=task)
+    first.measure(0)
+    state = first.probes["conserved"].state
+    model = task.build_model()
+    with torch.no_grad():
+        model.blocks[0].attn.scores *= 3
+    resumed = sl.Recorder(model, probes=["conserved"], batch=torch.randn(2, 6, 4), task=task)
+    resumed.probes["conserved"].state = dict(state)
+    drift = next(r for r in resumed.measure(9) if r.name == "conserved/drift")
+    assert drift.values[0] == pytest.approx(2)
+
+
+def test_without_named_quantities_nothing_is_conserved():
+    assert "no conserved" in refusal(transformer(), "conserved", tokens())
+
+
+def test_norms_of_half_precision_are_summed_in_single():
+    model = transformer(d_model=300, n_heads=3, dtype=torch.bfloat16)
+    norms = measured(model, "weight_norms", tokens())["norm"]
+    expected = [np.linalg.norm(p.detach().double().numpy().ravel()) for p in model.parameters()]
+    np.testing.assert_allclose(norms, expected, rtol=1e-5)

@@ -1,0 +1,109 @@
+"""Checks as values: what each constructor accepts, and that nothing is accepted without a measurement."""
+
+from __future__ import annotations
+
+import json
+import math
+
+import numpy as np
+import pytest
+
+from stagelens.claims import (
+    Check,
+    NoMeasurement,
+    Result,
+    at_least,
+    at_most,
+    close,
+    equal,
+    in_every_seed,
+    ordered,
+    reported,
+)
+
+
+@pytest.mark.parametrize(
+    ("measured", "expected", "relative", "holds"),
+    [
+        (1.029, 1.0, True, True),
+        (1.031, 1.0, True, False),
+        (10.2, 10.0, True, True),
+        (10.2, 10.0, False, False),
+        (0.02, 0.0, False, True),
+        (0.02, 0.0, True, False),
+        ([1.0, 2.0], [1.01, 1.99], True, True),
+        ([1.0, 2.0], [1.0, 2.5], True, False),
+        (["never", 2.0], [1.0, 2.0], True, False),
+    ],
+)
+def test_close_is_relative_unless_told_and_goes_item_by_item(measured, expected, relative, holds):
+    assert close("x", measured, expected, 0.03, "Eq. 1", relative=relative).holds is holds
+
+
+def test_close_says_which_tolerance_it_used():
+    assert close("x", 1.0, 1.0, 0.03, "").tolerance == "3%"
+    assert close("x", 1.0, 1.0, 0.03, "", relative=False).tolerance == 0.03
+
+
+@pytest.mark.parametrize(
+    ("numbers", "holds"),
+    [
+        ([1, 2, 3], True),
+        ([1, 1, 2], False),
+        ([3, 2], False),
+        ([1, "not by step 9"], False),
+        (["never", "never"], False),
+    ],
+)
+def test_ordered_is_strict_and_words_are_in_no_order(numbers, holds):
+    assert ordered("times", numbers, "").holds is holds
+
+
+def test_limits_include_their_end_and_bind_every_item():
+    assert at_most("x", 2, 2, "").holds and not at_most("x", [1, 2.1], 2, "").holds
+    assert at_least("x", 2, 2, "").holds and not at_least("x", [3, 1.9], 2, "").holds
+
+
+def test_equal_compares_sequences_and_numpy_values():
+    assert equal("phases", np.array([1, 2]), [1, 2], "").holds
+    assert equal("phases", ("a", "b"), ["a", "b"], "").holds
+    assert not equal("phases", ["a"], ["a", "b"], "").holds
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf, None, [], [1.0, math.nan], [[1.0], []], "", object()])
+def test_no_check_without_a_measurement(value):
+    with pytest.raises(NoMeasurement, match=r"cannot hold without a measurement"):
+        Check("x", value, 1.0, 0.1, "Fig. 1", True)
+    with pytest.raises(NoMeasurement):
+        close("x", value, value, 0.1, "")
+    with pytest.raises(NoMeasurement):
+        at_most("x", value, 1.0, "")
+
+
+def test_lists_that_do_not_pair_are_an_error():
+    with pytest.raises(NoMeasurement, match="do not pair"):
+        close("x", [1.0, 2.0], [1.0], 0.1, "")
+    with pytest.raises(NoMeasurement, match="two numbers"):
+        ordered("x", [1.0], "")
+
+
+def test_seeds_hold_together_or_not_at_all():
+    both = in_every_seed({0: at_most("x", 1, 2, ""), 4: at_most("x", 3, 2, "")})
+    assert not both.holds
+    assert (both.measured, both.expected, both.seeds) == ([1, 3], "<= 2", {0: True, 4: False})
+    own = in_every_seed({s: close("x", s + 1.0, s + 1.0, 0.1, "") for s in range(2)})
+    assert own.holds and own.expected == [1.0, 2.0]
+    with pytest.raises(NoMeasurement):
+        in_every_seed({})
+
+
+def test_a_reported_number_is_not_judged():
+    check = reported("share", 0.3, "")
+    assert not check.judged and check.holds
+    assert equal("share", 0.3, 0.3, "").judged
+
+
+def test_values_become_plain_and_survive_json():
+    check = in_every_seed({0: close("x", np.float32(0.5), np.float64(0.5), 0.1, "Eq. 2"), 1: close("x", 1, 1, 0.1, "")})
+    result = Result("T1", "toy", "title", "Eq. 2", "holds", "quick", 2, 0.5, (check,))
+    assert Result.from_dict(json.loads(json.dumps(result.to_dict(), allow_nan=False))) == result

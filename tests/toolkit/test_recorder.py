@@ -1,0 +1,181 @@
+"""The recorder: one shared pass, everything left as found, and a probe's failure is its own."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from small import Regression, Repeats
+from torch import nn
+
+import stagelens as sl
+from stagelens.errors import UsageError
+from stagelens.probing import DoesNotApply, Probe
+
+
+@sl.probe(hooks="hook_middle")
+def middle_mean(activation, scene):
+    """The mean of the middle layer."""
+    return activation.mean()
+
+
+class Second(Probe):
+    name, gives = "second", ("value",)
+    hooks = ("hook_middle",)
+
+    def reduce(self, activation, site, scene):
+        return activation.square().mean()
+
+    def readings(self, reduced, scene):
+        (value,) = reduced.values()
+        yield sl.Reading("value", value)
+
+
+class Moody(Second):
+    """Fails from step 2 on, in one of several ways."""
+
+    name = "moody"
+    way = "raise"
+
+    def readings(self, reduced, scene):
+        if scene.step < 2:
+            yield sl.Reading("value", torch.ones(2), ("k",))
+        elif self.way == "raise":
+            raise RuntimeError("out of\ntune")
+        elif self.way == "shape":
+            yield sl.Reading("value", torch.ones(3), ("k",))
+        elif self.way == "nan":
+            yield sl.Reading("value", torch.tensor([1.0, torch.nan]), ("k",))
+        elif self.way == "leaves":
+            raise DoesNotApply("no longer")
+
+
+def setting(kind=Regression):
+    task = kind(kind.Config())
+    return task, task.build_model(), task.sample(4, torch.Generator().manual_seed(0))
+
+
+def recorder_of(*probes, **options):
+    task, model, batch = setting()
+    return sl.Recorder(model, list(probes), batch, loss=task.loss, **options), model, batch
+
+
+def test_readings_are_what_the_hooks_saw():
+    recorder, model, batch = recorder_of(middle_mean, Second)
+    recorder.measure(3, rate=0.5)
+    middle = batch[0] @ model.first
+    assert recorder.timeline["middle_mean/value"].sel(step=3).item() == pytest.approx(middle.mean().item())
+    assert recorder.timeline["second/value"].sel(step=3).item() == pytest.approx(middle.square().mean().item())
+    assert recorder.timeline["rate"].item() == 0.5
+    assert recorder.timeline["loss"].item() == pytest.approx((model(batch[0]) - batch[1]).square().mean().item())
+
+
+def test_all_probes_share_one_forward_pass():
+    recorder, model, _ = recorder_of(middle_mean, Second, "weight_norms")
+    passes = []
+    model.register_forward_hook(lambda *_: passes.append(1))
+    recorder.measure(0)
+    assert len(passes) == 1
+
+
+def test_model_gradients_modes_hooks_and_random_states_are_left_as_found():
+    task, model, batch = setting(Repeats)
+    model.train()
+    model.embed_dropout.eval()
+    task.loss(model, batch).backward()
+    before = {name: (p.detach().clone(), p.grad.clone()) for name, p in model.named_parameters() if p.grad is not None}
+    modes = {name: module.training for name, module in model.named_modules()}
+    recorder = sl.Recorder(model, ["attention_sparsity", "gradient", "head_ablation"], batch, loss=task.loss)
+    torch.manual_seed(5)
+    expected = torch.rand(3)
+    torch.manual_seed(5)
+    recorder.measure(0)
+    assert torch.equal(torch.rand(3), expected)
+    assert not recorder.problems and not recorder.skipped
+    for name, parameter in model.named_parameters():
+        if name in before:
+            assert torch.equal(parameter, before[name][0]) and torch.equal(parameter.grad, before[name][1])
+        else:
+            assert parameter.grad is None
+    assert {name: module.training for name, module in model.named_modules()} == modes
+    assert not any(point.fwd_hooks or point._forward_hooks for point in model.hook_dict.values())
+
+
+def test_it_measures_in_evaluation_mode():
+    task, model, batch = setting(Repeats)
+    model.train()
+    recorder = sl.Recorder(model, [], batch, loss=task.loss)
+    recorder.measure(0), recorder.measure(1)
+    assert recorder.timeline["loss"].values[0] == recorder.timeline["loss"].values[1]
+
+
+@pytest.mark.parametrize(
+    ("way", "message"),
+    [("raise", "RuntimeError: out of tune"), ("shape", "changed from shape"), ("nan", "'moody/value' is nan")],
+)
+def test_a_probe_that_fails_is_dropped_and_named_and_the_rest_goes_on(way, message):
+    probe = Moody()
+    probe.way = way
+    recorder, *_ = recorder_of(probe, Second)
+    for step in range(4):
+        recorder.measure(step)
+    assert message in recorder.problems["moody"] and "hook_middle" in recorder.problems["moody"]
+    assert len(recorder.timeline.scalar("second/value")[0]) == 4
+    values = recorder.timeline.series("moody/value")
+    assert (~np.isnan(values).all(1)).tolist() == [True, True, False, False]
+
+
+def test_a_probe_can_find_out_late_that_it_does_not_apply():
+    probe = Moody()
+    probe.way = "leaves"
+    recorder, *_ = recorder_of(probe)
+    for step in range(3):
+        recorder.measure(step)
+    assert recorder.skipped == {"moody": "no longer"} and not recorder.problems
+
+
+def test_a_probe_that_fails_inside_its_hook_is_named_with_the_hook():
+    @sl.probe(hooks="hook_middle")
+    def broken(activation, scene):
+        return activation.no_such_thing
+
+    recorder, *_ = recorder_of(broken, Second)
+    recorder.measure(0)
+    assert "probe 'broken' at hook 'hook_middle' failed: AttributeError" in recorder.problems["broken"]
+    assert "second/value" in recorder.timeline
+
+
+def test_a_probe_whose_hooks_are_missing_says_so():
+    recorder, *_ = recorder_of("attention_sparsity")
+    assert recorder.skipped == {"attention_sparsity": "the model has no hook 'attn.hook_pattern'"}
+
+
+def test_a_resumed_recorder_remembers_shapes_numbers_and_who_was_dropped():
+    probe = Moody()
+    probe.way = "nan"
+    first, *_ = recorder_of(probe, Second)
+    first.measure(0)
+    second, *_ = recorder_of(type("Again", (Moody,), {"way": "nan"}), Second)
+    second.load_state(first.state(), first.measurements)
+    second.measure(2)
+    assert "is nan" in second.problems["moody"]
+    third, *_ = recorder_of(Moody, Second)
+    third.load_state(second.state(), second.measurements)
+    assert list(third.probes) == ["second"] and third.problems == second.problems
+
+
+def test_measuring_a_step_again_replaces_it():
+    recorder, model, _ = recorder_of()
+    recorder.measure(0, x=1.0), recorder.measure(0, x=2.0)
+    assert recorder.timeline["x"].values.tolist() == [2.0]
+
+
+def test_without_hooks_or_batch_it_says_what_it_needs():
+    with pytest.raises(UsageError, match="given a Linear; it needs a TransformerLens model"):
+        sl.Recorder(nn.Linear(2, 2), [], torch.ones(2))
+    with pytest.raises(UsageError, match="needs a batch"):
+        sl.Recorder(setting()[1], [])
+    with pytest.raises(UsageError, match="unknown probe 'second'"):
+        recorder_of("second")
+    with pytest.raises(UsageError, match="expected a name, a Probe or a Probe class"):
+        recorder_of(5)

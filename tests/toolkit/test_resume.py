@@ -1,0 +1,251 @@
+"""A run that was stopped, however it was stopped, goes on as if it had not been."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import subprocess
+import time
+
+import pytest
+import torch
+from conftest import STAGELENS
+from small import (
+    Crash,
+    CrashAt,
+    Regression,
+    Repeats,
+    assert_same_run,
+    assert_same_weights,
+    host_with,
+    run,
+    weights,
+)
+
+import stagelens as sl
+from stagelens import checkpoint
+from stagelens.errors import EnvironmentFault, UsageError
+from stagelens.probing import Probe
+from stagelens.runs import is_being_written
+from stagelens.store import FILE, Store
+
+
+class Plateau(Repeats):
+    """Dropout, Adam, clipping, a fixed training set, and a rate that is cut where the loss rests."""
+
+    id = "small/plateau"
+
+    def optimizer(self, model):
+        return torch.optim.Adam(model.parameters(), lr=0.01, amsgrad=True)
+
+    def scheduler(self, optimizer):
+        return torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, patience=1)
+
+
+@pytest.mark.parametrize("crash", [0, 7, 13, 23, 24])
+@pytest.mark.parametrize(("kind", "settings"), [(Repeats, {}), (Plateau, {"clip": 0.5, "train_size": 12})])
+def test_a_run_that_crashed_and_was_resumed_equals_an_uninterrupted_one(tmp_path, kind, settings, crash):
+    whole = run(kind, tmp_path / "whole", settings=settings)
+    with pytest.raises(Crash):
+        run(kind, tmp_path / "broken", host_with(CrashAt(crash)), settings=settings)
+    broken = sl.load(next((tmp_path / "broken").iterdir()))
+    assert broken.status == "failed" and "Crash: at step" in broken.manifest.error
+    resumed = run(kind, tmp_path / "broken", settings=settings, resume=True)
+    assert resumed.folder == broken.folder and resumed.status == "finished" and resumed.manifest.error == ""
+    assert_same_run(resumed, whole)
+
+
+def test_crashing_again_and_again_changes_nothing(tmp_path):
+    whole = run(Repeats, tmp_path / "whole")
+    for crash in (1, 4, 9, 12, 17, 22):
+        with pytest.raises(Crash):
+            run(Repeats, tmp_path / "broken", host_with(CrashAt(crash)), resume=True)
+    assert_same_run(run(Repeats, tmp_path / "broken", resume=True), whole)
+
+
+def test_a_damaged_last_checkpoint_costs_time_but_nothing_else(tmp_path):
+    whole = run(Repeats, tmp_path / "whole")
+    done = run(Repeats, tmp_path / "damaged")
+    for step in done.checkpoints[-2:]:
+        path = checkpoint.path_of(done.folder, step)
+        path.write_bytes(path.read_bytes()[:100])
+    assert_same_run(run(Repeats, tmp_path / "damaged", resume=True), whole)
+
+
+def test_measurements_of_another_course_do_not_survive_a_resume(tmp_path):
+    """Steps that were measured after the checkpoint are measured anew; none of the old ones stays."""
+    whole = run(Repeats, tmp_path / "whole")
+    done = run(Repeats, tmp_path / "other")
+    for step in done.checkpoints:
+        if step > 10:
+            checkpoint.path_of(done.folder, step).unlink()
+    store = Store(done.folder)
+    store.add(sl.timeline.pack(15, [sl.Reading("loss", 5.0), sl.Reading("strange", 1.0)]))
+    store.close()
+    assert_same_run(run(Repeats, tmp_path / "other", resume=True), whole)
+
+
+class Fails(Probe):
+    """A probe that stops working at step 14, and carries a count."""
+
+    name, gives = "fails", ("count",)
+
+    def readings(self, reduced, scene):
+        if scene.step >= 14:
+            raise RuntimeError("worn out")
+        self.state["count"] = self.state.get("count", torch.zeros(())) + 1
+        yield sl.Reading("count", self.state["count"])
+
+
+class FailsPlugin:
+    @sl.hookimpl
+    def stagelens_register_probes(self):
+        return [Fails]
+
+
+def test_a_probe_that_fails_late_is_dropped_at_the_same_step_after_a_resume(tmp_path):
+    class WithProbe(Repeats):
+        id = "small/with-probe"
+        probes = ("fails", "weight_norms")
+
+        def schedule(self):
+            return sl.Schedule(even=24)
+
+    def host(*more):
+        made = host_with(*more)
+        made.load("failing", "", FailsPlugin)
+        return made
+
+    whole = run(WithProbe, tmp_path / "whole", host())
+    assert "worn out" in whole.manifest.problems["fails"]
+    steps, counts = whole.timeline.scalar("fails/count")
+    assert steps.tolist() == list(range(14)) and counts.tolist() == list(range(1, 15))
+    assert 13 not in whole.checkpoints  # so step 13 is measured again, before the failure that the manifest knows of
+    with pytest.raises(Crash):
+        run(WithProbe, tmp_path / "broken", host(CrashAt(14)))
+    assert_same_run(run(WithProbe, tmp_path / "broken", host(), resume=True), whole)
+
+
+def test_resuming_a_finished_run_changes_nothing(tmp_path):
+    done = run(Regression, tmp_path)
+    before = {name: done.timeline.series(name).tobytes() for name in done.timeline}
+    again = run(Regression, tmp_path, resume=True)
+    assert again.folder == done.folder and again.status == "finished"
+    assert {name: again.timeline.series(name).tobytes() for name in again.timeline} == before
+
+
+def test_resuming_without_a_name_finds_the_run_of_the_same_task_config_and_seed(tmp_path):
+    named = run(Regression, tmp_path, name="mine", seed=4)
+    assert run(Regression, tmp_path, seed=4, resume=True).folder == named.folder
+    assert run(Regression, tmp_path, seed=5, resume=True).folder != named.folder
+    assert run(Regression, tmp_path, seed=4, settings={"steps": 41}, resume=True).folder != named.folder
+
+
+def test_a_run_is_resumed_only_as_what_it_is(tmp_path):
+    run(Regression, tmp_path, name="mine", seed=4)
+    with pytest.raises(UsageError, match=r"steps=40 \(given 41\)"):
+        run(Regression, tmp_path, name="mine", seed=4, settings={"steps": 41}, resume=True)
+    with pytest.raises(UsageError, match="with seed 4"):
+        run(Regression, tmp_path, name="mine", seed=5, resume=True)
+    with pytest.raises(UsageError, match="small/regression"):
+        run(Repeats, tmp_path, name="mine", resume=True)
+    with pytest.raises(UsageError, match="has the probes weight_norms; resume it without --probes"):
+        run(Regression, tmp_path, name="mine", seed=4, probes=["attention_sparsity"], resume=True)
+
+
+def test_a_run_keeps_the_probes_it_was_started_with(tmp_path):
+    with pytest.raises(Crash):
+        run(Repeats, tmp_path, host_with(CrashAt(10)), probes=["loss_by_position"])
+    resumed = run(Repeats, tmp_path, resume=True)
+    assert {name.partition("/")[0] for name in resumed.timeline if "/" in name} == {"loss_by_position"}
+    assert not any(torch.isnan(torch.tensor(resumed.timeline.series("loss_by_position/loss"))).flatten())
+
+
+def test_a_checkpoint_of_another_task_in_the_folder_is_refused(tmp_path):
+    theirs, mine = run(Repeats, tmp_path, name="theirs"), run(Regression, tmp_path, name="mine")
+    checkpoint.path_of(mine.folder, 40).write_bytes(checkpoint.path_of(theirs.folder, 24).read_bytes())
+    with pytest.raises(UsageError, match="is of task 'small/repeats', expected 'small/regression'"):
+        run(Regression, tmp_path, name="mine", resume=True)
+
+
+@pytest.mark.parametrize("damage", ["truncated", "foreign", "gone"])
+def test_a_damaged_timeline_stops_the_resume_and_leaves_the_rest_alone(tmp_path, damage):
+    done = run(Regression, tmp_path)
+    path = done.folder / FILE
+    if damage == "gone":
+        path.unlink()
+    else:
+        path.write_bytes(path.read_bytes()[:5000] if damage == "truncated" else b"step,loss\n" * 999)
+    before = weights(done)
+    with pytest.raises(EnvironmentFault):
+        run(Regression, tmp_path, resume=True)
+    assert_same_weights(weights(done), before)
+    assert sl.load(done.folder).manifest.seed == 0
+
+
+def start(folder, *words):
+    """`stagelens run markov` of some seconds, in a process of its own."""
+    sizes = ("d=6", "T=6", "batch_size=16", "eval_size=16", "steps=150")
+    command = [*STAGELENS, "run", "markov", "--runs", folder, "--name", "r", "--probes", "attention_sparsity", *words]
+    settings = [word for size in sizes for word in ("--set", size)]
+    return subprocess.Popen([*map(str, command), *settings], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+@pytest.fixture(scope="module")
+def uninterrupted(tmp_path_factory):
+    """The run that was left alone, made by the command line in a process of its own."""
+    folder = tmp_path_factory.mktemp("uninterrupted")
+    process = start(folder, "--json")
+    out, err = process.communicate(timeout=300)
+    assert process.returncode == 0, err
+    return sl.load(folder / "r")
+
+
+def wait_until(condition, process):
+    while not condition():
+        assert process.poll() is None, process.communicate()
+        time.sleep(0.005)
+
+
+@pytest.mark.slow
+def test_killed_at_any_moment_and_resumed_it_equals_itself_bit_for_bit(tmp_path, uninterrupted):
+    """kill -9 once before the first checkpoint, and at chance moments of the training after it."""
+    chance = random.Random(os.getpid())
+    folder = tmp_path / "r"
+    process = start(tmp_path)
+    wait_until((folder / "run.json").exists, process)
+    time.sleep(chance.uniform(0, 0.05))
+    process.kill(), process.communicate()
+    assert sl.load(folder).status == "interrupted"
+    kills = 1
+    while kills < 4:
+        process = start(tmp_path, "--resume")
+        wait_until(lambda: is_being_written(folder), process)
+        time.sleep(chance.uniform(0.02, 0.4))
+        process.kill(), process.communicate()
+        kills += 1
+    assert len(sl.load(folder).timeline.steps) <= len(uninterrupted.timeline.steps)
+    process = start(tmp_path, "--resume")
+    _, err = process.communicate(timeout=300)
+    assert process.returncode == 0, err
+    assert_same_run(sl.load(folder), uninterrupted)
+
+
+@pytest.mark.slow
+def test_ctrl_c_finishes_the_step_says_interrupted_and_resumes(tmp_path, uninterrupted):
+    folder = tmp_path / "r"
+    process = start(tmp_path, "--json")
+    wait_until(lambda: len(list(folder.glob("checkpoints/*"))) > 5, process)
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=60)
+    assert process.returncode == 130, err
+    stopped = sl.load(folder)
+    assert stopped.manifest.status == "interrupted" and "interrupted at step" in err and "--resume" in err
+    assert 0 < stopped.checkpoints[-1] < 150 and "Traceback" not in err
+    process = start(tmp_path, "--resume", "--json")
+    _, err = process.communicate(timeout=300)
+    assert process.returncode == 0, err
+    resumed = sl.load(folder)
+    assert resumed.timeline.steps.tolist() == uninterrupted.timeline.steps.tolist()
+    assert_same_run(resumed, uninterrupted)

@@ -1,0 +1,35 @@
+"""What a task is, and that what a plugin says of it is true."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from stagelens import Group
+from stagelens.experiment import Experiment
+from stagelens.host import make_host
+
+TASKS = dict(make_host().tasks)
+
+
+@pytest.mark.parametrize("task_id", TASKS)
+def test_a_reference_says_what_its_class_says(task_id):
+    reference = TASKS[task_id]
+    kind = reference.load()
+    assert issubclass(kind, Experiment)
+    assert (kind.id, kind.title, tuple(kind.presets)) == (task_id, reference.title, reference.presets)
+    assert {"quick", "paper"} <= set(kind.presets)
+    for preset in kind.presets.values():
+        kind.Config(**preset)
+    undescribed = [name for name, field in kind.Config.model_fields.items() if not field.description]
+    assert not undescribed, f"{task_id}: {undescribed}"
+
+
+def test_groups_by_offset_and_by_position():
+    mask = Group(offsets=(0, 2), positions=(1,)).mask(4, 4)
+    assert mask.int().tolist() == [[1, 1, 0, 0], [0, 1, 0, 0], [1, 1, 1, 0], [0, 1, 0, 1]]
+
+
+def test_with_fewer_queries_than_keys_the_last_query_stands_at_the_last_key():
+    whole = Group(offsets=(1,)).mask(5, 5)
+    assert torch.equal(Group(offsets=(1,)).mask(2, 5), whole[-2:])

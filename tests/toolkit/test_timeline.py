@@ -1,0 +1,83 @@
+"""The timeline: labelled arrays over the steps."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from stagelens import Reading, Timeline
+from stagelens.errors import UsageError
+from stagelens.timeline import layout_from_json, layout_to_json, pack
+
+
+def readings(step):
+    mass = np.arange(6).reshape(2, 3) + step / 10
+    yield Reading("loss", 1 / (1 + step))
+    yield Reading("probe/mass", mass, ("layer", "head"), {"layer": [2, 5], "head": ["a", "b", "c"]})
+    if step >= 10:
+        yield Reading("probe/phase", np.array([0.0, 1.0]), ("layer",), {"layer": [2, 5]}, labels=("diffuse", "sharp"))
+
+
+STEPS = [20, 0, 10]
+TIMELINE = Timeline([pack(step, readings(step)) for step in STEPS], {"run": "r", "seed": 3})
+
+
+def test_steps_are_sorted_whole_numbers():
+    assert TIMELINE.steps.tolist() == [0, 10, 20] and TIMELINE.steps.dtype == np.int64
+    assert Timeline([pack(0.5, []), pack(1, [])]).steps.tolist() == [0.5, 1.0]
+
+
+def test_a_series_has_its_dims_and_coordinates():
+    mass = TIMELINE["probe/mass"]
+    assert mass.dims == ("step", "layer", "head")
+    assert mass.sel(step=10, layer=5, head="b").item() == 4 + 1.0
+    assert TIMELINE["loss"].sel(step=20).item() == 1 / 21
+
+
+def test_what_was_not_measured_is_nan_and_left_out_of_scalars():
+    assert np.isnan(TIMELINE["probe/phase"].sel(step=0)).all()
+    late = Timeline([pack(0, [Reading("a", 1.0)]), pack(1, [Reading("a", 2.0), Reading("b", 3.0)])])
+    steps, values = late.scalar("b")
+    assert (steps.tolist(), values.tolist()) == ([1], [3.0])
+
+
+def test_categories_keep_their_labels():
+    assert TIMELINE["probe/phase"].attrs == {"flag_values": [0, 1], "flag_meanings": "diffuse sharp"}
+
+
+def test_the_dataset_holds_every_series_and_the_runs_attributes():
+    dataset = TIMELINE.dataset
+    assert set(dataset.data_vars) == {"loss", "probe/mass", "probe/phase"} == set(TIMELINE)
+    assert dict(dataset.sizes) == {"step": 3, "layer": 2, "head": 3}
+    assert dataset.attrs == {"run": "r", "seed": 3}
+    assert dataset["probe/mass"].sel(layer=2, step=20).values.tolist() == [2.0, 3.0, 4.0]
+
+
+def test_series_with_different_layers_share_one_axis():
+    found = Timeline([pack(0, [Reading("a", np.ones(2), ("layer",)), Reading("b", np.ones(3), ("layer",))])]).dataset
+    assert found["layer"].values.tolist() == [0, 1, 2]
+    assert found["a"].values[0, :2].tolist() == [1, 1] and np.isnan(found["a"].values[0, 2])
+
+
+def test_nothing_measured_is_an_empty_dataset():
+    empty = Timeline([])
+    assert len(empty) == 0 and empty.dataset.sizes["step"] == 0 and "0 steps" in repr(empty)
+
+
+def test_unknown_series_list_the_known_ones():
+    with pytest.raises(UsageError, match=r"unknown series 'los' \(did you mean 'loss'\?\)"):
+        TIMELINE["los"]
+    with pytest.raises(UsageError, match="a single number was expected"):
+        TIMELINE.scalar("probe/mass")
+
+
+def test_a_layout_survives_json():
+    layout = pack(0, readings(10)).layout
+    assert layout_from_json(layout_to_json(layout)) == layout
+
+
+def test_a_reading_must_fit_its_dims_and_coordinates():
+    with pytest.raises(ValueError, match=r"shape \(2,\) but dims \(\)"):
+        Reading("x", np.ones(2)).array()
+    with pytest.raises(ValueError, match="coords of 'layer' do not fit"):
+        Reading("x", np.ones(2), ("layer",), {"layer": [1]}).array()

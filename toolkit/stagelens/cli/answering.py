@@ -1,0 +1,180 @@
+"""`stages`, `compare`, `report`: from runs to answers. Only a report's attention maps need torch."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from stagelens.cli import output
+from stagelens.cli.listing import Json
+from stagelens.cli.main import app
+from stagelens.cli.running import Runs
+from stagelens.cli.state import State
+
+if TYPE_CHECKING:
+    from stagelens.comparing import Comparison
+    from stagelens.runs import Run
+
+RunArguments = Annotated[list[str], typer.Argument(metavar="RUN...", help="Names or paths of runs.")]
+STAGE_COLUMNS = ("kind", "start", "end", "level", "drop", "at", "name")
+
+
+@app.command()
+def stages(
+    context: typer.Context,
+    curve: Annotated[str, typer.Argument(metavar="RUN_or_CSV", help="A run, or a csv file with step,value.")],
+    metric: Annotated[
+        str | None, typer.Option(metavar="NAME", help="A series of the run, or a column (default: the run's metric).")
+    ] = None,
+    runs: Runs = None,
+    json: Json = False,
+) -> None:
+    """Find the plateaus and transitions of a run's series, or of any curve.
+
+    Example: [cyan]stagelens stages losses.csv[/]
+    """
+    found = _csv_stages(Path(curve), metric) if _is_file(curve) else _run_stages(context.obj, curve, metric, runs)
+    if json:
+        output.print_json(found)
+        return
+    rule = f" ({found['rule']})" if found["rule"] else ""
+    rows = [[stage.get(column) for column in STAGE_COLUMNS] for stage in found["stages"]]
+    output.print_table(["stage", *STAGE_COLUMNS[1:]], rows, f"stages of {found['metric']}{rule}")
+
+
+@app.command()
+def compare(
+    context: typer.Context,
+    run: RunArguments,
+    probe: Annotated[
+        list[str] | None,
+        typer.Option("--probe", metavar="NAME", help="A series, or a probe for all of its series; may be repeated."),
+    ] = None,
+    align: Annotated[str, typer.Option(help="The common axis: step, fraction, loss or stage.")] = "step",
+    relative: Annotated[
+        bool, typer.Option("--relative", help="Draw each curve on its own range, for losses of different tasks.")
+    ] = False,
+    to: Annotated[
+        Path | None,
+        typer.Option("-o", "--output", metavar="FILE", help="A picture or table: png, svg, html, csv, json."),
+    ] = None,
+    runs: Runs = None,
+    json: Json = False,
+) -> None:
+    """Put runs, seeds and tasks side by side on a common axis.
+
+    Example: [cyan]stagelens compare RUN1 RUN2 --probe attention_sparsity/entropy --align stage -o both.png[/]
+    """
+    from stagelens.comparing import check_suffix
+    from stagelens.comparing import compare as put_together
+
+    if to is not None:
+        check_suffix(to)
+    opened = _open(context.obj, run, runs)
+    comparison = put_together(opened, probe or (), align, relative=relative)
+    file = str(comparison.save(to)) if to is not None else None
+    if json:
+        output.print_json(comparison.to_dict() | {"file": file})
+    else:
+        show_comparison(comparison)
+        if file:
+            output.say(file)
+
+
+@app.command()
+def report(
+    context: typer.Context,
+    run: RunArguments,
+    to: Annotated[
+        Path | None,
+        typer.Option(
+            "-o", "--output", metavar="FILE", help="Where to write (default: report.html in or beside the runs)."
+        ),
+    ] = None,
+    runs: Runs = None,
+    json: Json = False,
+) -> None:
+    """Write one self-contained html page of a run, or of several with their comparison.
+
+    Example: [cyan]stagelens report markov-minimal-quick-seed0[/]
+    """
+    from stagelens.errors import UsageError
+    from stagelens.report import write_comparison, write_report
+
+    if to is not None and to.suffix.lower() not in (".html", ".htm"):
+        raise UsageError(f"cannot write {str(to)!r}: a report is an html page; give a FILE that ends in .html")
+    if to is not None and not to.parent.is_dir():
+        raise UsageError(f"cannot write {to}: {to.parent} is no folder; make it or give another FILE")
+    opened = _open(context.obj, run, runs)
+    path = write_report(opened[0], to) if len(opened) == 1 else write_comparison(opened, to)
+    if json:
+        output.print_json({"runs": [str(one.folder) for one in opened], "file": str(path)})
+    else:
+        output.say(str(path))
+
+
+def show_comparison(comparison: Comparison) -> None:
+    """The table of a comparison as a person wants to see it; a group's spread in brackets."""
+    from stagelens.comparing import SPREAD
+
+    columns = [column for column in comparison.columns if column not in ("group", "task", "seeds", "drop")]
+    for group in dict.fromkeys(row["group"] for row in comparison.table):
+        rows = [row for row in comparison.table if row["group"] == group]
+        title = f"{group}: {rows[0]['task'] or 'timeline'}, seed {output.show(rows[0]['seeds'])}"
+        output.print_table(columns, [[_with_spread(row, column) for column in columns] for row in rows], title)
+        output.say("")
+    if any("spread" in row for row in comparison.table):
+        output.say(f"several seeds: mean ({SPREAD})")
+    output.say("series: their value at the stage's end")
+
+
+def _with_spread(row: dict[str, Any], column: str) -> Any:
+    ends = row.get("spread", {}).get(column)
+    return row[column] if not ends else f"{output.show(row[column])} ({output.show(ends[0])}..{output.show(ends[1])})"
+
+
+def _open(state: State, names: list[str], runs: Path | None) -> list[Run]:
+    from stagelens.runs import load
+
+    return [load(name, runs, state.host) for name in dict.fromkeys(names)]
+
+
+def _is_file(given: str) -> bool:
+    """Whether a csv file is meant: a file that is there, or a name that could only be one."""
+    path = Path(given)
+    return path.is_file() or (path.suffix.lower() in (".csv", ".tsv", ".txt") and not path.is_dir())
+
+
+def _csv_stages(path: Path, metric: str | None) -> dict[str, Any]:
+    from stagelens.stages import detect_stages
+    from stagelens.tables import read_curve
+
+    curve = read_curve(path, metric)
+    return _answer(curve.metric, "", detect_stages(curve.steps, curve.values))
+
+
+def _run_stages(state: State, name: str, metric: str | None, runs: Path | None) -> dict[str, Any]:
+    """The stages of a run's series; one of several numbers is reduced by the rule that the answer states."""
+    from stagelens.members import Members
+    from stagelens.runs import load
+    from stagelens.stages import detect_stages
+
+    run = load(name, runs, state.host)
+    metric = metric or run.manifest.metric
+    members = Members.open(run)
+    run.timeline.column(metric)  # an unknown series is told with the known ones
+    (series,) = members.choose([metric])
+    if not series.rule:
+        return _answer(metric, "", run.stages(metric))
+    return _answer(metric, series.rule, detect_stages(*members[0].reduced(series)))
+
+
+def _answer(metric: str, rule: str, found: Any) -> dict[str, Any]:
+    return {
+        "metric": metric,
+        "rule": rule,
+        "stages": found.to_dicts(),
+        "transitions": [float(transition.at) for transition in found.transitions],
+    }

@@ -1,0 +1,174 @@
+"""`verify`: the papers' claims, checked."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from stagelens.cli import output
+from stagelens.cli.listing import Json
+from stagelens.cli.main import app
+from stagelens.cli.running import INTERRUPTED
+from stagelens.cli.state import State
+from stagelens.errors import unknown
+
+if TYPE_CHECKING:
+    from stagelens.claims import Check, Result
+    from stagelens.lab import Watch
+    from stagelens.verifying import Chosen
+
+
+@app.command()
+def verify(
+    context: typer.Context,
+    plugins: Annotated[
+        list[str] | None, typer.Argument(metavar="PLUGIN", help="Plugins (default: all that have claims).")
+    ] = None,
+    claim: Annotated[
+        list[str] | None, typer.Option("--claim", metavar="ID", help="Only this claim; may be repeated.")
+    ] = None,
+    budget: Annotated[
+        str, typer.Option(help="quick: a laptop, minutes; paper: the paper's own sizes, on a GPU.")
+    ] = "quick",
+    seeds: Annotated[int | None, typer.Option(min=1, help="Seeds of each claim (default: as the claim says).")] = None,
+    cache: Annotated[
+        Path | None,
+        typer.Option(metavar="DIR", help="Where runs are kept (default: $STAGELENS_CACHE or the user's cache)."),
+    ] = None,
+    debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of a claim that raises.")] = False,
+    json: Json = False,
+) -> None:
+    """Check the claims of the papers: what was measured, beside what the paper says.
+
+    Runs are kept and shared: what was trained once is not trained again until something that it depends on changes.
+
+    Example: stagelens verify markov --claim M1 --seeds 5
+    """
+    from stagelens.claims import BUDGETS
+    from stagelens.verifying import choose
+    from stagelens.verifying import verify as verify_claims
+
+    state: State = context.obj
+    if budget not in BUDGETS:
+        raise unknown("budget", budget, BUDGETS)
+    chosen = choose(state.host, plugins or [], claim or [])
+    results: list[Result] = []
+    interrupted = False
+    with _bar(len(chosen)) as (entering, watch):
+        verdicts = verify_claims(entering(chosen), state.host, budget=budget, seeds=seeds, cache=cache, watch=watch)
+        try:
+            results.extend(verdicts)
+        except KeyboardInterrupt:
+            interrupted = True
+    if json:
+        output.print_json([result.to_dict() for result in results])
+    else:
+        _show(results)
+    for result in results:
+        if debug and result.traceback:
+            typer.echo(f"{result.id}:\n{result.traceback}", err=True)
+    if interrupted:
+        output.warn("interrupted; what was trained is kept, and the same command goes on from there")
+        raise typer.Exit(INTERRUPTED)
+    if any(result.verdict == "error" for result in results):
+        raise typer.Exit(1)
+
+
+def _show(results: list[Result]) -> None:
+    """A row for each check, then one line for each claim that needs words, then the sum."""
+    if not results:
+        output.say("no plugin brings a claim; `stagelens plugins` lists the plugins")
+        return
+    columns = ["claim", "check", "measured", "expected", "tolerance", "reference", "seeds", "verdict"]
+    output.print_table(columns, [row for result in results for row in _rows(result)])
+    output.say("")
+    for result in results:
+        words = {"error": result.error, "needs budget": "run it with --budget paper"}.get(result.verdict)
+        output.say(
+            f"{result.id} {result.verdict}: {result.title} ({result.seconds:.0f} s)" + (f": {words}" if words else "")
+        )
+    counts: dict[str, int] = {}
+    for result in results:
+        counts[result.verdict] = counts.get(result.verdict, 0) + 1
+    output.say(f"\n{len(results)} claims: " + ", ".join(f"{count} {verdict}" for verdict, count in counts.items()))
+
+
+def _rows(result: Result) -> Iterator[list[Any]]:
+    for check in result.checks:
+        yield [
+            result.id,
+            check.what,
+            _value(check.measured),
+            _value(check.expected),
+            check.tolerance,
+            check.reference,
+            _seeds(check),
+            "holds" if check.holds else "differs",
+        ]
+    if not result.checks or result.verdict == "error":
+        yield [result.id, result.title, "", "", "", result.reference, "", result.verdict]
+
+
+def _seeds(check: Check) -> str:
+    """How many of the seeds hold."""
+    return f"{sum(check.seeds.values())} of {len(check.seeds)}" if check.seeds else ""
+
+
+def _value(value: Any) -> str:
+    """Lists in brackets where they are nested, so that one seed's numbers are told from the next's."""
+    if isinstance(value, list) and any(isinstance(item, list) for item in value):
+        return " ".join(f"[{output.show(item)}]" for item in value)
+    return output.show(value)
+
+
+Entering = Callable[["list[Chosen]"], "Iterator[Chosen]"]
+
+
+@contextmanager
+def _bar(total: int) -> Iterator[tuple[Entering, Watch | None]]:
+    """A bar of the claims done, with time left, over a bar of the run in hand; on stderr, where a person can see it."""
+    if not output.is_terminal():
+        yield iter, None
+        return
+    from rich.console import Console
+    from rich.progress import (
+        BarColumn,
+        MofNCompleteColumn,
+        Progress,
+        TextColumn,
+        TimeElapsedColumn,
+        TimeRemainingColumn,
+    )
+
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        TextColumn("left"),
+        TimeRemainingColumn(),
+    )
+    whole_hour = 3600.0  # a claim may take minutes: rich forgets after 30 seconds how fast it was
+    with Progress(*columns, console=Console(stderr=True), speed_estimate_period=whole_hour) as bar:
+        claims = bar.add_task("claims", total=total)
+        run = bar.add_task("", total=None, visible=False)
+        running = ""
+
+        def entering(chosen: list[Chosen]) -> Iterator[Chosen]:
+            for number, claim in enumerate(chosen):
+                bar.update(claims, completed=number, description=f"{claim.plugin} {claim.ref.id}: {claim.ref.title}")
+                yield claim
+            bar.update(claims, completed=total)
+
+        def watch(label: str, step: float, steps: float) -> None:
+            nonlocal running
+            if label != running or step < bar.tasks[run].completed:
+                running = label
+                bar.reset(run)
+            bar.update(run, description=f"  {label}", completed=step, total=steps, visible=True)
+
+        yield entering, watch

@@ -1,0 +1,79 @@
+"""The picture of a comparison: one panel per series, one line per group."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import MultipleLocator
+
+from stagelens.figures.style import grid, line_style, styled
+
+if TYPE_CHECKING:
+    from stagelens.comparing import Comparison, Curve
+    from stagelens.members import Series
+
+
+def comparison_figure(comparison: Comparison) -> Figure:
+    """The curves of `comparison`: middle as a line, spread over seeds as a band, each seed as a hairline."""
+    from stagelens.comparing import SPREAD
+
+    with styled():
+        panels = len(comparison.series)
+        names = [group.name for group in comparison.groups]
+        several = any(len(group.members) > 1 for group in comparison.groups)
+        left = 1.35 if any(series.labels for series in comparison.series) else 0.95
+        top = 0.2 + 0.18 * (len(names) + several)
+        figure, axes = grid((panels, 1), (6.3, 2.0), (0, 0.18), margin=(left, 0.15, top, 0.5), sharex=True)
+        axes = axes[:, 0]
+        curves = iter(comparison.curves)
+        for axis, series in zip(axes, comparison.series, strict=True):
+            for index, _ in enumerate(comparison.groups):
+                _draw_curve(axis, next(curves), line_style(index))
+            axis.set_ylabel(_axis_label(series, comparison.relative), fontsize=8.5)
+            if series.labels:
+                axis.set_yticks(range(len(series.labels)), series.labels)
+            axis.margins(x=0.01)
+            _mark_transitions(axis, comparison)
+        axes[-1].set_xlabel(comparison.x_label)
+        figure.align_ylabels(axes)
+        note = f"line: mean, band: {SPREAD}, hairlines: the seeds" if several else None
+        look: Any = {
+            "loc": "upper left",
+            "alignment": "left",
+            "title_fontsize": 7.5,
+            "bbox_to_anchor": (left / (left + 6.45) - 0.01, 1.0),
+        }
+        figure.legend(*axes[0].get_legend_handles_labels(), title=note, **look)
+        return figure
+
+
+def _draw_curve(axis: Axes, curve: Curve, look: dict[str, Any]) -> None:
+    style = "steps-post" if curve.series.labels else "default"
+    axis.plot(curve.x, curve.middle, label=curve.group.name, drawstyle=style, **look)
+    if len(curve.seeds) > 1 and not curve.series.labels:
+        axis.fill_between(curve.x, curve.low, curve.high, color=look["color"], alpha=0.18, lw=0, zorder=1)
+        for x, values in curve.seeds:
+            axis.plot(x, values, color=look["color"], lw=0.5, alpha=0.6, zorder=1.5)
+
+
+def _mark_transitions(axis: Axes, comparison: Comparison) -> None:
+    """Thin lines at the transitions: the whole numbers when aligned by stage, else each run's own."""
+    if comparison.align == "stage":
+        last = max(len(m.transitions) for group in comparison.groups for m in group.members)
+        axis.xaxis.set_major_locator(MultipleLocator(1))
+        for place in range(1, last + 1):
+            axis.axvline(place, color="0.75", lw=0.8, zorder=0)
+        return
+    for index, group in enumerate(comparison.groups):
+        for member in group.members:
+            for place in member.place(np.array(member.transitions), comparison.align):
+                axis.axvline(place, **line_style(index) | {"lw": 0.6, "alpha": 0.5, "zorder": 0})
+
+
+def _axis_label(series: Series, relative: bool) -> str:
+    """The series, and below it the rule it was reduced by and the scale."""
+    notes = [note for note in (series.rule, "0..1 of each curve's range" if relative else "") if note]
+    return "\n".join([series.name, *(f"({note})" for note in notes)])

@@ -1,0 +1,100 @@
+"""One style for every figure: legible in grayscale and for the colour-blind."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import matplotlib
+from cycler import cycler
+from matplotlib.figure import Figure
+
+from stagelens.files import writing
+from stagelens.palette import COLOURS, DASHES
+
+__all__ = ["COLOURS", "DASHES", "THEORY", "line_style", "save", "styled"]
+
+STYLE: Any = {
+    "figure.dpi": 130,
+    "figure.constrained_layout.use": True,
+    "font.size": 9,
+    "axes.titlesize": 9.5,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.edgecolor": "0.35",
+    "axes.axisbelow": True,
+    "axes.prop_cycle": cycler(color=COLOURS),
+    "axes.formatter.useoffset": False,
+    "axes.formatter.limits": (-4, 5),
+    "xtick.color": "0.25",
+    "ytick.color": "0.25",
+    "legend.frameon": False,
+    "legend.fontsize": 8,
+    "legend.handlelength": 2.6,
+    "lines.linewidth": 1.6,
+    "svg.fonttype": "none",
+    "svg.hashsalt": "stagelens",  # the same figure is the same file
+}
+THEORY: Any = {"color": "black", "ls": (0, (4, 2)), "lw": 1.1}
+
+
+@contextmanager
+def styled() -> Iterator[None]:
+    """One style for every figure."""
+    with matplotlib.rc_context(STYLE):
+        yield
+
+
+def line_style(index: int) -> dict[str, Any]:
+    """Colour and dash of the line number `index`: neighbours differ in both, so that grayscale is enough."""
+    return {"color": COLOURS[index % len(COLOURS)], "ls": DASHES[index % len(DASHES)]}
+
+
+def grid(
+    shape: tuple[int, int],
+    panel: tuple[float, float],
+    gap: tuple[float, float],
+    margin: tuple[float, float, float, float],
+    **sharing: bool,
+) -> tuple[Figure, Any]:
+    """A figure and its axes [row, column], in inches: panel and gap (width, height), margin (left, right, top, bottom).
+
+    The sizes of what stands around a panel are known beforehand, so no layout engine is needed: that would take longer
+    than drawing the figure. `sharing` is `sharex` or `sharey`.
+    """
+    (rows, columns), (left, right, top, bottom) = shape, margin
+    width = left + columns * panel[0] + (columns - 1) * gap[0] + right
+    height = top + rows * panel[1] + (rows - 1) * gap[1] + bottom
+    figure = Figure(figsize=(width, height))
+    figure.set_layout_engine("none")
+    place = {"left": left / width, "right": 1 - right / width, "bottom": bottom / height, "top": 1 - top / height}
+    spacing = {"wspace": gap[0] / panel[0], "hspace": gap[1] / panel[1]}
+    options: Any = {"squeeze": False, "gridspec_kw": place | spacing, **sharing}
+    return figure, figure.subplots(rows, columns, **options)
+
+
+def headline(figure: Figure, text: str) -> None:
+    """The title of a figure, at its upper left corner."""
+    figure.suptitle(text, x=0.08 / figure.get_figwidth(), y=1 - 0.07 / figure.get_figheight(), ha="left", va="top")
+
+
+def save(figure: Figure, path: Path) -> None:
+    """Writes `figure` as the ending of `path` says, whole or not at all."""
+    with styled(), writing(path) as aside:
+        _lay_out(figure)
+        figure.savefig(aside, format=path.suffix[1:].lower(), metadata=_metadata(path))
+
+
+def _lay_out(figure: Figure) -> None:
+    """Places the panels once and for all: the layout takes longer than the drawing, and would be made for each file."""
+    engine = figure.get_layout_engine()
+    if engine is not None:
+        engine.execute(figure)
+        figure.set_layout_engine("none")
+
+
+def _metadata(path: Path) -> dict[str, Any]:
+    """Without the date, which would make every file differ."""
+    return {"Date": None} if path.suffix.lower() == ".svg" else {}

@@ -1,0 +1,138 @@
+"""Figures of a run's timeline: the loss with its stages and theory, heads over groups, and every probe."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import matplotlib
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
+
+from stagelens.figures.drawing import (
+    MOST_IN_LEGEND,
+    draw_predictions,
+    draw_series,
+    predictions_of,
+    shade_phases,
+    shade_stages,
+    title_of,
+    x_label,
+)
+from stagelens.figures.style import COLOURS, DASHES, grid, headline
+
+if TYPE_CHECKING:
+    from stagelens.runs import Run
+
+MASS = "head_specialization/mass"
+UNITS = {"kl_to_references/kl": "KL to reference, nats"}
+MOST_LINES = 24  # a reading of more lines is no use in a small panel
+
+
+def loss_figure(run: Run) -> Figure | None:
+    """The metric with its stages and theory; below it the excess, the KL to the references and what theory is about."""
+    wanted = [run.manifest.metric, "loss", "excess", "kl_to_references/kl", *(p.series for p in predictions_of(run))]
+    panels = [name for name in dict.fromkeys(wanted) if name in run.timeline]
+    if not panels:
+        return None
+    names = max((len(p.name) for p in predictions_of(run) if p.kind == "level"), default=0)
+    margin = (0.75, 0.15 + 0.062 * names, 0.65, 0.5)
+    figure, axes = grid((len(panels), 1), panel=(6.3, 1.7), gap=(0, 0.18), margin=margin, sharex=True)
+    axes = axes[:, 0]
+    for axis, name in zip(axes, panels, strict=True):
+        if name == "loss" and "train_loss" in run.timeline:
+            axis.plot(*run.timeline.scalar("train_loss"), color="0.72", lw=0.8, label="training batch", zorder=1)
+            axis.plot([], [], color=COLOURS[0], label="evaluation batch")
+        draw_series(axis, run, name, legend=False)
+        draw_predictions(axis, run, name)
+        if len(axis.get_legend_handles_labels()[0]) > 1:
+            axis.legend()
+        axis.set_ylabel(UNITS.get(name, name))
+        axis.margins(x=0.01)
+    for axis in axes:
+        shade_stages(axis, run, labels=axis is axes[0])
+    axes[-1].set_xlabel(x_label(run))
+    headline(figure, title_of(run))
+    return figure
+
+
+def specialization_figure(run: Run) -> Figure | None:
+    """Each head's attention mass over the groups (or lags) through training, one panel per head, one row per layer."""
+    if MASS not in run.timeline:
+        return None
+    column, values = run.timeline.column(MASS), run.timeline.series(MASS)  # [step, layer, head, group]
+    n_layers, n_heads, n_groups = values.shape[1:]
+    shape, margin = (n_layers, n_heads), (0.65, 1.35, 0.6, 0.5)
+    figure, axes = grid(shape, panel=(2.1, 1.75), gap=(0.15, 0.35), margin=margin, sharex=True, sharey=True)
+    layers = column.coordinate("layer")
+    for layer, head in np.ndindex(n_layers, n_heads):
+        axis = axes[layer, head]
+        shade_phases(axis, run, layers[layer])
+        _draw_masses(axis, run.timeline.steps, values[:, layer, head], column.coordinate(column.dims[-1]))
+        axis.set_title(f"head {head}" if n_layers == 1 else f"layer {layers[layer]} head {head}")
+        axis.set_ylim(0, 1)
+        axis.margins(x=0.01)
+        axis.xaxis.set_major_locator(MaxNLocator(4))
+    for axis in axes[:, 0]:
+        axis.set_ylabel("attention mass")
+    for axis in axes[-1]:
+        axis.set_xlabel(x_label(run))
+    if n_groups <= MOST_IN_LEGEND:
+        _legend_with_phases(figure, axes[0, 0], run, column.dims[-1])
+    headline(figure, f"{title_of(run)}: where each head looks")
+    return figure
+
+
+def probes_figure(run: Run) -> Figure | None:
+    """One small panel per reading of every probe; lines are heads, layers or whatever its dims are."""
+    names = [name for name in run.timeline if "/" in name and name != MASS and _lines(run, name) <= MOST_LINES]
+    if not names:
+        return None
+    columns = min(3, len(names))
+    rows = -(-len(names) // columns)
+    figure, axes = grid((rows, columns), panel=(2.75, 1.45), gap=(0.75, 0.45), margin=(0.8, 0.15, 0.6, 0.5))
+    axes = axes.ravel()
+    for axis, name in zip(axes, names, strict=False):
+        draw_series(axis, run, name, legend=False)
+        axis.set_title(name, fontsize=8, loc="left", pad=4)
+        axis.tick_params(labelsize=7)
+        axis.margins(x=0.01)
+        axis.xaxis.set_major_locator(MaxNLocator(5))
+        if 1 < _lines(run, name) <= 4:
+            axis.legend(fontsize=6.5, handlelength=2.0, labelspacing=0.2)
+    for axis in axes[len(names) :]:
+        axis.set_axis_off()
+    for axis in axes[max(0, len(names) - columns) : len(names)]:
+        axis.set_xlabel(x_label(run))
+    headline(figure, f"{title_of(run)}: probes")
+    return figure
+
+
+def _draw_masses(axis: Axes, steps: Any, masses: Any, names: Sequence[Any]) -> None:
+    if len(names) > MOST_IN_LEGEND:  # lags: too many for lines
+        axis.stackplot(steps, masses.T, colors=matplotlib.colormaps["viridis"](np.linspace(0, 1, len(names))))
+        return
+    for index, name in enumerate(names):
+        rest = name == "rest"
+        colour, dash = ("0.55", ":") if rest else (COLOURS[index % len(COLOURS)], DASHES[index % 3])
+        axis.plot(steps, masses[:, index], color=colour, ls=dash, label=str(name))
+
+
+def _legend_with_phases(figure: Figure, axis: Axes, run: Run, title: str) -> None:
+    """The groups' lines, and below them the greys of the phases that occur."""
+    from matplotlib.patches import Patch
+
+    from stagelens.figures.drawing import GREYS
+
+    handles, labels = axis.get_legend_handles_labels()
+    order = list(dict.fromkeys(phase["phase"] for phase in run.phases))
+    for index, phase in enumerate(order):
+        handles.append(Patch(facecolor=GREYS[min(index, len(GREYS) - 1)], edgecolor="0.7", lw=0.5))
+        labels.append(phase)
+    figure.legend(handles, labels, loc="upper right", title=title, alignment="left")
+
+
+def _lines(run: Run, name: str) -> int:
+    return run.timeline.column(name).size

@@ -1,0 +1,185 @@
+"""The lab: trains what claims need, once, and keeps it.
+
+A run's folder is named after everything that its numbers depend on: the task, its whole config, the seed, the probes,
+the device, the versions of the libraries, and the source of the toolkit, of the probes and of the task's own package.
+So a run is reused exactly as long as nothing of that has changed, and claims that ask for the same run share it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import inspect
+import json
+import os
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cache
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from stagelens.errors import EnvironmentFault, StagelensError
+
+if TYPE_CHECKING:
+    from stagelens.experiment import Experiment
+    from stagelens.host import Host
+    from stagelens.runs import Run
+
+CACHE_ENVIRONMENT = "STAGELENS_CACHE"
+# Files of a package that look at runs but have no part in making them. All others count, so a new one counts too.
+ONLY_LOOK = {
+    *("claims", "lab", "verifying", "stages", "events", "members", "alignment", "comparing"),
+    *("figures", "report", "export", "doctor"),
+}
+
+Watch = Callable[[str, float, float], None]  # (what is run, step, steps)
+
+
+def cache_folder(given: str | Path | None = None) -> Path:
+    """The folder of kept runs: as given, else `$STAGELENS_CACHE`, else the user's cache folder on this system."""
+    if chosen := given or os.environ.get(CACHE_ENVIRONMENT):
+        return Path(chosen)
+    if sys.platform == "win32":
+        return Path(os.environ.get("LOCALAPPDATA") or Path.home() / "AppData" / "Local") / "stagelens" / "cache"
+    if sys.platform == "darwin":
+        return Path.home() / "Library" / "Caches" / "stagelens"
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "stagelens"
+
+
+@dataclass(frozen=True)
+class Lab:
+    """Where a claim gets its runs. `seeds` are those that it should use, `budget` names the preset of its runs."""
+
+    host: Host
+    cache: Path
+    budget: str = "quick"
+    seeds: tuple[int, ...] = (0, 1, 2)
+    watch: Watch | None = None
+    _opened: dict[Path, Run] = field(default_factory=dict)
+
+    def run(
+        self,
+        task: str | type[Experiment],
+        settings: Mapping[str, Any] | None = None,
+        seed: int = 0,
+        *,
+        preset: str | None = None,
+        probes: Sequence[str] | None = None,
+    ) -> Run:
+        """The finished run of `task` with these settings over the preset: kept, gone on with, or trained now."""
+        from filelock import FileLock
+
+        from stagelens.running import run
+        from stagelens.runs import load
+
+        preset = preset or self.budget
+        folder = self.cache / "runs" / self._name(task, settings or {}, seed, preset, probes)
+        if folder in self._opened:
+            return self._opened[folder]
+        try:
+            folder.parent.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise EnvironmentFault(f"cannot make {folder.parent}: {error.strerror}; give another --cache") from None
+        with FileLock(folder.with_name(f".{folder.name}.lock")):  # whoever else wants this run waits for it here
+            if not (folder / "run.json").exists() or load(folder).status != "finished":
+                done = run(
+                    task,
+                    preset=preset,
+                    settings=settings or {},
+                    seed=seed,
+                    runs=folder.parent,
+                    name=folder.name,
+                    resume=True,
+                    probes=probes,
+                    host=self.host,
+                    progress=self._progress(task, seed),
+                    report=False,
+                )
+                if done.manifest.status == "interrupted":
+                    raise KeyboardInterrupt
+                if done.manifest.status != "finished":
+                    raise StagelensError(f"the run {folder.name!r} failed: {done.manifest.error}")
+        self._opened[folder] = load(folder, host=self.host)
+        return self._opened[folder]
+
+    def each_seed(
+        self,
+        task: str | type[Experiment],
+        settings: Mapping[str, Any] | None = None,
+        *,
+        preset: str | None = None,
+        probes: Sequence[str] | None = None,
+    ) -> dict[int, Run]:
+        """The same run with each of `seeds`."""
+        return {seed: self.run(task, settings, seed, preset=preset, probes=probes) for seed in self.seeds}
+
+    def with_seeds(self, count: int) -> Lab:
+        """The same lab, with the same runs, for a claim that wants `count` seeds."""
+        return replace(self, seeds=tuple(range(count)))
+
+    def _progress(self, task: str | type[Experiment], seed: int) -> Callable[[float, float, float | None], None] | None:
+        watch = self.watch
+        if watch is None:
+            return None
+        label = f"{task if isinstance(task, str) else task.id} seed {seed}"
+        return lambda step, steps, loss: watch(label, step, steps)  # noqa: ARG005
+
+    def _name(
+        self,
+        task: str | type[Experiment],
+        settings: Mapping[str, Any],
+        seed: int,
+        preset: str,
+        probes: Sequence[str] | None,
+    ) -> str:
+        """The folder's name: readable first, then a digest of what the run's numbers depend on."""
+        from stagelens.config import make_config
+        from stagelens.device import resolve_device
+        from stagelens.manifest import versions
+
+        kind = self.host.task(task).load() if isinstance(task, str) else task
+        given = [f"{key}={value if isinstance(value, str) else json.dumps(value)}" for key, value in settings.items()]
+        used = probes or getattr(kind, "probes", None) or [name for name, ref in self.host.probes if ref.default]
+        makers = [find_source("stagelens"), source_of(kind), *(source_of(self.host.probes[n].load()) for n in used)]
+        depends_on = {
+            "task": kind.id,
+            "config": make_config(kind.Config, kind.presets, preset, given).model_dump(mode="json"),
+            "seed": seed,
+            "probes": sorted(used),
+            "device": str(resolve_device("auto")),
+            "versions": versions(),
+            "source": sorted({digest_of(maker) for maker in makers}),
+        }
+        digest = hashlib.sha256(json.dumps(depends_on, sort_keys=True).encode()).hexdigest()
+        return f"{kind.id.replace('/', '-')}-{preset}-seed{seed}-{digest[:16]}"
+
+
+def source_of(kind: type[Any]) -> Path:
+    """The package folder that `kind` comes from, or its file where it is not in a package."""
+    package = kind.__module__.partition(".")[0]
+    if "." in kind.__module__ or package == getattr(sys.modules[kind.__module__], "__package__", None):
+        return find_source(package)
+    return Path(inspect.getfile(kind))
+
+
+@cache
+def find_source(package: str) -> Path:
+    spec = find_spec(package)
+    if spec is None or spec.origin is None:
+        raise StagelensError(f"package {package!r} has no source to tell whether it changed")
+    return Path(spec.origin).parent
+
+
+@cache
+def digest_of(source: Path) -> str:
+    """A digest of the Python source that makes runs: of a file, or of a package without what only looks at them."""
+    files = [source]
+    if source.is_dir():
+        files = sorted(
+            f for f in source.glob("**/*.py") if f.stem not in ONLY_LOOK and "cli" not in f.relative_to(source).parts
+        )
+    digest = hashlib.sha256()
+    for file in files:
+        digest.update(f"{file.name}\0".encode() + file.read_bytes())
+    return digest.hexdigest()

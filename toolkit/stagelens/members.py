@@ -1,0 +1,290 @@
+"""The members of a comparison: runs as it sees them, the series that they share, and groups of seeds."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from stagelens.alignment import Floats, by_fraction, by_loss, by_stage
+from stagelens.errors import StagelensError, UsageError, unknown
+from stagelens.runs import Run, load
+from stagelens.timeline import Timeline
+
+EVERY = "all"  # in place of a probe: every series that the runs share
+
+
+@dataclass(frozen=True)
+class Series:
+    """A series of every member, reduced to one number a step by a stated rule."""
+
+    name: str
+    rule: str = ""  # empty: it is one number in every run
+    labels: tuple[str, ...] = ()  # of a series of labels
+
+    @property
+    def label(self) -> str:
+        """The name with the rule, as it stands on the axis and in the table's header."""
+        return f"{self.name} ({self.rule})" if self.rule else self.name
+
+    def middle(self, values: Floats, axis: int) -> Floats:
+        """What stands for `values` along `axis`: their mean, or the most common of labels (the first of equals)."""
+        if not self.labels:
+            return np.asarray(values.mean(axis))
+        counts = np.stack([(values == code).sum(axis) for code in range(len(self.labels))])
+        return np.asarray(counts.argmax(0), dtype=np.float64)
+
+    def named(self, value: float) -> float | str:
+        return self.labels[int(value)] if self.labels else value
+
+
+@dataclass(frozen=True)
+class Member:
+    """One run (or a bare timeline) of a comparison. `end` is where its whole training ends."""
+
+    name: str
+    timeline: Timeline
+    task: str = ""
+    seed: int | None = None
+    config: Mapping[str, Any] = field(default_factory=dict)
+    metric: str = "loss"
+    status: str = ""
+    end: float = 0.0
+    run: Run | None = None
+
+    @classmethod
+    def of(cls, given: Any, folder: str | Path | None, number: int) -> Member:
+        """A member from a run, its name or path, or a timeline."""
+        if isinstance(given, Timeline):
+            name = str(given.attributes.get("run", f"timeline {number}"))
+            last = float(given.steps[-1]) if len(given.steps) else 0.0
+            return cls(name, given, end=last, **_attributes(given))._measured()
+        if not isinstance(given, Run | str | Path):
+            raise UsageError(f"cannot compare {given!r}: expected a run, its name or path, or a timeline")
+        run = given if isinstance(given, Run) else load(given, folder)
+        manifest, timeline = run.manifest, run.timeline
+        last = float(timeline.steps[-1]) if len(timeline.steps) else 0.0
+        end = last if run.status == "finished" else max(last, float(manifest.steps))
+        return cls(
+            run.name, timeline, manifest.task, manifest.seed, manifest.config, manifest.metric, run.status, end, run
+        )._measured()
+
+    def _measured(self) -> Member:
+        if not len(self.steps):
+            raise UsageError(f"run {self.name!r} has no measurement yet; wait for its first one")
+        return self
+
+    @property
+    def steps(self) -> NDArray[Any]:
+        return self.timeline.steps
+
+    @property
+    def is_flow(self) -> bool:
+        return self.run is not None and self.run.manifest.kind == "flow"
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "run": str(self.run.folder) if self.run else "",
+            "name": self.name,
+            "task": self.task,
+            "seed": self.seed,
+            "status": self.status,
+            "step": self.steps[-1].item(),
+        }
+
+    @cached_property
+    def found(self) -> Any:
+        """The stages of the metric; none where it is missing or too short."""
+        from stagelens.stages import detect_stages
+
+        try:
+            return self.run.stages() if self.run else detect_stages(*self.timeline.scalar(self.metric))
+        except StagelensError:
+            return ()
+
+    @cached_property
+    def transitions(self) -> list[float]:
+        return [float(stage.at) for stage in self.found if stage.kind == "transition"]
+
+    @cached_property
+    def stages(self) -> list[dict[str, Any]]:
+        """The stages with their number; a member in which none was found counts as one, `whole run`."""
+        keys = ("kind", "start", "end", "level", "drop", "name")
+        rows = [
+            {"number": number} | {key: getattr(stage, key) for key in keys}
+            for number, stage in enumerate(self.found, start=1)
+        ]
+        whole = {"kind": "whole run", "start": self.steps[0].item(), "end": self.steps[-1].item()}
+        return rows or [{"number": 1, "level": None, "drop": None, "name": ""} | whole]
+
+    def reduced(self, series: Series) -> tuple[Floats, Floats]:
+        """(steps, values) of `series`, one number a step, where it was measured."""
+        values = self.timeline.series(series.name).reshape(len(self.steps), -1)
+        there = ~np.isnan(values).any(axis=1)
+        if not there.any():
+            raise UsageError(f"run {self.name!r}: series {series.name!r} holds no whole measurement")
+        return self.steps[there].astype(np.float64), series.middle(values[there], 1)
+
+    def value_at(self, series: Series, step: float) -> float | None:
+        """`series` at `step`: interpolated, or the label before; None before its first measurement."""
+        steps, values = self.reduced(series)
+        if step < steps[0]:
+            return None
+        if series.labels:
+            return float(values[np.searchsorted(steps, step, side="right") - 1])
+        return float(np.interp(step, steps, values))
+
+    def place(self, steps: NDArray[Any], align: str) -> Floats:
+        """`steps` [point] on the axis of `align`."""
+        try:
+            if align == "fraction":
+                return by_fraction(steps, self.end)
+            if align == "loss":
+                return by_loss(steps, *self.timeline.scalar("loss"))
+            if align == "stage":
+                return by_stage(steps, self.transitions, float(self.steps[0]), float(self.steps[-1]))
+        except UsageError as error:
+            raise UsageError(f"run {self.name!r}: {error}") from None
+        return steps.astype(np.float64)
+
+
+class Members(Sequence[Member]):
+    """The members of a comparison, with distinct names."""
+
+    def __init__(self, members: Sequence[Member]) -> None:
+        self._members = list(members)
+
+    @classmethod
+    def open(cls, runs: Any, folder: str | Path | None = None) -> Members:
+        """From a list of runs, or a single one; a run given twice counts once."""
+        given = [runs] if isinstance(runs, str | Path | Run | Timeline) else list(runs)
+        if not given:
+            raise UsageError("nothing to compare: give at least one run; `stagelens runs` lists them")
+        members = [Member.of(one, folder, number) for number, one in enumerate(given, start=1)]
+        seen = {str(m.run.folder.resolve()) if m.run else f"timeline {id(m.timeline)}": m for m in members}
+        return cls(_distinct(list(seen.values())))
+
+    def __iter__(self) -> Iterator[Member]:
+        return iter(self._members)
+
+    def __len__(self) -> int:
+        return len(self._members)
+
+    def __getitem__(self, index: Any) -> Any:
+        return self._members[index]
+
+    @property
+    def shared(self) -> list[str]:
+        """The series that every member has, in the first one's order."""
+        return [name for name in self._members[0].timeline if all(name in m.timeline for m in self._members)]
+
+    def choose(self, wanted: Sequence[str]) -> tuple[Series, ...]:
+        """The series that `wanted` means: series, or probes for all of their series; none: the shared metric."""
+        shared = self.shared
+        if not shared:
+            raise UsageError(f"{', '.join(m.name for m in self._members)} have no series in common to compare")
+        if not wanted:
+            return (self._series(self._metric_first(shared)[0]),)
+        if EVERY in wanted:
+            return tuple(self._series(name) for name in self._metric_first(shared) if len(self._labels(name)) == 1)
+        names = [name for one in wanted for name in self._meant(one, shared)]
+        return tuple(self._series(name) for name in dict.fromkeys(names))
+
+    def _metric_first(self, shared: Sequence[str]) -> list[str]:
+        """`shared` with the runs' own metric in front where they have the same, else the loss."""
+        metrics = {member.metric for member in self._members}
+        first = metrics.pop() if len(metrics) == 1 else "loss"
+        return sorted(shared, key=lambda name: name != first)
+
+    def _labels(self, name: str) -> set[tuple[str, ...]]:
+        return {member.timeline.column(name).labels for member in self._members}
+
+    def _meant(self, wanted: str, shared: Sequence[str]) -> list[str]:
+        found = [name for name in shared if name == wanted or name.startswith(f"{wanted}/")]
+        if found:
+            return found
+        having = [m.name for m in self._members if any(n == wanted or n.startswith(f"{wanted}/") for n in m.timeline)]
+        if having:
+            lacking = [m.name for m in self._members if m.name not in having]
+            raise UsageError(
+                f"probe {wanted!r} is not common to the runs: {', '.join(lacking)} did not record it; "
+                f"common: {', '.join(shared)}"
+            )
+        raise unknown("probe or series", wanted, shared)
+
+    def _series(self, name: str) -> Series:
+        """The series with the rule that all members can be reduced by."""
+        columns = [member.timeline.column(name) for member in self._members]
+        if len(self._labels(name)) > 1:
+            raise UsageError(f"series {name!r} has different labels in the runs; it cannot be compared between them")
+        wide = [d for c in columns for d, size in zip(c.dims, c.shape, strict=True) if size > 1]
+        kind = "most common" if columns[0].labels else "mean"
+        rule = f"{kind} over {', '.join(dict.fromkeys(wide))}" if wide else ""
+        return Series(name, rule, columns[0].labels)
+
+
+@dataclass(frozen=True)
+class RunGroup:
+    """Members that differ in nothing but the seed."""
+
+    name: str
+    members: tuple[Member, ...]
+
+    @property
+    def seeds(self) -> list[int | None]:
+        return [member.seed for member in self.members]
+
+
+def group_members(members: Sequence[Member]) -> list[RunGroup]:
+    """`members` in groups of the same task and config, in order of first appearance.
+
+    A second run of a seed that a group already has starts another group: it would count that seed twice. A bare
+    timeline stands alone: nothing is known of its config.
+    """
+    groups: dict[tuple[Any, ...], list[Member]] = {}
+    times: Counter[str] = Counter()
+    for number, member in enumerate(members):
+        what = json.dumps([member.task, member.config if member.run else number], sort_keys=True, default=str)
+        times[f"{what} {member.seed}"] += 1
+        groups.setdefault((what, times[f"{what} {member.seed}"]), []).append(member)
+    names = [_group_name(group, list(groups.values())) for group in groups.values()]
+    repeated = Counter(names)
+    return [
+        RunGroup(name if repeated[name] == 1 else f"{name} [{number}]", tuple(group))
+        for number, (name, group) in enumerate(zip(names, groups.values(), strict=True), start=1)
+    ]
+
+
+def _group_name(group: Sequence[Member], groups: Sequence[Sequence[Member]]) -> str:
+    """A run's own name, or `task key=value, 3 seeds` with the keys in which groups of that task differ."""
+    if len(group) == 1:
+        return group[0].name
+    task, config = group[0].task, group[0].config
+    others = [other[0].config for other in groups if other[0].task == task]
+    differing = [key for key in config if any(other.get(key) != config[key] for other in others)]
+    settings = "".join(f" {key}={config[key]}" for key in differing)
+    return f"{task}{settings}, {len(group)} seeds"
+
+
+def _distinct(members: Sequence[Member]) -> list[Member]:
+    """Members with their folder before a name that occurs twice."""
+    from dataclasses import replace
+
+    repeated = Counter(member.name for member in members)
+    return [
+        replace(m, name=f"{m.run.folder.parent.name}/{m.name}" if m.run else f"{m.name} [{number}]")
+        if repeated[m.name] > 1
+        else m
+        for number, m in enumerate(members, start=1)
+    ]
+
+
+def _attributes(timeline: Timeline) -> dict[str, Any]:
+    return {"task": str(timeline.attributes.get("task", "")), "seed": timeline.attributes.get("seed")}

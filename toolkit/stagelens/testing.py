@@ -1,0 +1,78 @@
+"""Helpers for the tests of plugin authors."""
+
+from __future__ import annotations
+
+import traceback
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from stagelens.batches import move
+from stagelens.seeds import derive, generator, untouched_rng
+from stagelens.task import Task
+
+META = "meta"  # the device of tensors that have a shape and no numbers: an accelerator that every machine has
+MOVES = (torch.ops.aten._to_copy.default, torch.ops.aten.copy_.default)
+
+
+def check_task_device(task: Task, n: int = 2) -> None:
+    """Fails if `task` makes or mixes in a tensor on another device than the one it runs on.
+
+        def test_it_runs_on_any_device():
+            check_task_device(MyTask(MyTask.Config()))
+
+    Model and `n` sequences are put on the `meta` device, so no accelerator is needed. Loss and gradient may make
+    tensors there only, since they run at every step. Metrics, references, directions and conserved quantities may
+    prepare tensors on the CPU, but must not mix the two devices, and must give their results on the model's.
+    """
+    with untouched_rng():
+        torch.manual_seed(derive(task.seed, "init"))
+        model = task.build_model().to(META)
+    batch = move(task.sample(n, generator(task.seed, "eval")), META)
+    outputs: list[Any] = []
+    handle = model.register_forward_hook(lambda module, inputs, output: outputs.append(output))  # noqa: ARG005
+    try:
+        with _Watch(strict=True):
+            loss = task.loss(model, batch)
+            loss.backward()  # type: ignore[no-untyped-call]
+    finally:
+        handle.remove()
+    if loss.shape:
+        raise AssertionError(f"{task.id}: the loss has shape {tuple(loss.shape)}; a single number was expected")
+    with _Watch(strict=False), torch.no_grad():
+        results: dict[str, Any] = {f"metric {name!r}": v for name, v in task.metrics(outputs[-1], batch).items()}
+        results |= {f"reference {name!r}": predict(batch) for name, predict in task.references().items()}
+        results |= {f"conserved {name!r}": v for name, v in task.conserved(model).items()}
+    for name, value in results.items():
+        if isinstance(value, Tensor) and value.device.type != META:
+            raise AssertionError(f"{task.id}: {name} is on {value.device}; it should be where the model is")
+
+
+class _Watch(TorchDispatchMode):
+    """Looks at every operation: `strict` refuses any result that is elsewhere, else only a mix of devices."""
+
+    def __init__(self, strict: bool) -> None:
+        super().__init__()
+        self.strict = strict
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # noqa: ARG002
+        given = [t for t in tree_leaves((args, kwargs or {})) if isinstance(t, Tensor)]
+        elsewhere = [t for t in given if t.device.type != META and t.ndim > 0]
+        if elsewhere and len(elsewhere) < len(given) and func not in MOVES:
+            raise AssertionError(f"{func} mixes a tensor on {elsewhere[0].device} with the model's device at {_here()}")
+        result = func(*args, **(kwargs or {}))
+        made = [t for t in tree_leaves(result) if isinstance(t, Tensor) and t.device.type != META]
+        if made and self.strict:
+            raise AssertionError(f"{func} makes a tensor on {made[0].device} at {_here()}; give it device=...")
+        return result
+
+
+def _here() -> str:
+    """file:line of the innermost code that is neither torch's nor this file's."""
+    torch_folder = str(Path(torch.__file__).parent)
+    frames = [f for f in traceback.extract_stack() if not f.filename.startswith((torch_folder, __file__))]
+    return f"{frames[-1].filename}:{frames[-1].lineno}"

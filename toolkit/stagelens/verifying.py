@@ -1,0 +1,159 @@
+"""Verifying: each claim of the chosen plugins to its verdict, and the verdicts kept."""
+
+from __future__ import annotations
+
+import json
+import time
+import traceback
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from stagelens.claims import BUDGETS, Check, Claim, Result
+from stagelens.errors import EnvironmentFault, StagelensError, UsageError, unknown
+from stagelens.files import write_text
+from stagelens.lab import Lab, Watch, cache_folder
+
+if TYPE_CHECKING:
+    from stagelens.host import Host
+    from stagelens.lazy import ClaimRef
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """A claim to verify, and the plugin that brings it."""
+
+    plugin: str
+    ref: ClaimRef
+
+
+def choose(host: Host, plugins: Sequence[str] = (), claims: Sequence[str] = ()) -> list[Chosen]:
+    """The claims of `plugins` (none given: of all), of these only the ids in `claims` (none given: all)."""
+    owners = host.claims.owners
+    for plugin in plugins:
+        _must_have_claims(host, plugin)
+    pool = {id: ref for id, ref in host.claims if not plugins or owners[id] in plugins}
+    for claim in claims:
+        if claim in owners and claim not in pool:
+            raise UsageError(
+                f"claim {claim!r} is of plugin {owners[claim]!r}, and only {', '.join(plugins)} was asked for; "
+                f"name {owners[claim]!r} too, or leave the plugins out"
+            )
+        if claim not in pool:
+            raise unknown("claim", claim, pool)
+    return [Chosen(owners[id], ref) for id, ref in pool.items() if not claims or id in claims]
+
+
+def _must_have_claims(host: Host, plugin: str) -> None:
+    with_claims = set(host.claims.owners.values())
+    if plugin in with_claims:
+        return
+    for failed in host.failed:
+        if failed.name == plugin:
+            raise UsageError(f"plugin {plugin!r} did not load: {failed.error} ({failed.file})")
+    if plugin in {known.name for known in host.plugins}:
+        raise UsageError(
+            f"plugin {plugin!r} has no claims; those that have: {', '.join(sorted(with_claims)) or 'none'}"
+        )
+    raise unknown("plugin", plugin, with_claims, "`stagelens plugins` lists them")
+
+
+def verify(
+    chosen: Iterable[Chosen],
+    host: Host,
+    *,
+    budget: str = "quick",
+    seeds: int | None = None,
+    cache: str | Path | None = None,
+    watch: Watch | None = None,
+) -> Iterator[Result]:
+    """The verdict of each chosen claim as it is found, kept in the cache folder too. `seeds` None: as claims say."""
+    if budget not in BUDGETS:
+        raise unknown("budget", budget, BUDGETS)
+    folder = cache_folder(cache)
+    lab = Lab(host, folder, budget, watch=watch)
+    for claim in chosen:
+        result = verify_claim(claim, lab, seeds)
+        keep(result, folder)
+        yield result
+
+
+def verify_claim(chosen: Chosen, lab: Lab, seeds: int | None = None) -> Result:
+    """One claim to its verdict. Whatever it raises becomes an error that names it; the checks made so far stay."""
+    started = time.monotonic()
+    checks: list[Check] = []
+    claim: Claim | None = None
+    verdict, error, trace = "error", "", ""
+    try:
+        claim = _load(chosen.ref)
+        if BUDGETS.index(claim.budget) > BUDGETS.index(lab.budget):
+            verdict = "needs budget"
+        else:
+            for check in claim.checks(lab.with_seeds(seeds or claim.seeds)):
+                if not isinstance(check, Check):
+                    raise TypeError(f"claim {claim.id} yielded {check!r}; expected a Check")
+                checks.append(check)
+            if not any(check.judged for check in checks):
+                raise StagelensError("the claim judged nothing; a claim cannot hold without a measurement")
+            verdict = "holds" if all(check.holds for check in checks) else "differs"
+    except Exception as raised:
+        error = " ".join(str(raised).split())
+        error = error if isinstance(raised, StagelensError) else f"{type(raised).__name__}: {error}"
+        trace = traceback.format_exc()
+    return Result(
+        id=chosen.ref.id,
+        plugin=chosen.plugin,
+        title=chosen.ref.title,
+        reference=claim.reference if claim else "",
+        verdict=verdict,
+        budget=lab.budget,
+        seeds=seeds or (claim.seeds if claim else 0),
+        seconds=round(time.monotonic() - started, 3),
+        checks=tuple(checks),
+        error=error,
+        traceback=trace,
+        verified=datetime.now(UTC).isoformat(timespec="seconds"),
+    )
+
+
+def _load(ref: ClaimRef) -> Claim:
+    kind: Any = ref.load()
+    if not (isinstance(kind, type) and issubclass(kind, Claim)):
+        raise TypeError(f"{ref.target} is not a Claim class")
+    claim: Claim = kind()
+    if claim.budget not in BUDGETS:
+        raise unknown("budget", claim.budget, BUDGETS)
+    return claim
+
+
+def last_results(plugin: str, cache: str | Path | None = None) -> list[Result]:
+    """The claims of `plugin` as they were last verified, by id; none where they never were."""
+    try:
+        kept = json.loads(_kept_in(cache_folder(cache), plugin).read_text(encoding="utf-8"))
+        return [Result.from_dict(values) for values in kept]
+    except (OSError, ValueError, TypeError, KeyError):  # never verified, or by another version of stagelens
+        return []
+
+
+def keep(result: Result, folder: Path) -> None:
+    """Writes `result` over the one before. One that only lacked budget does not replace a verdict that was found."""
+    from filelock import FileLock
+
+    path = _kept_in(folder, result.plugin)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise EnvironmentFault(f"cannot make {path.parent}: {error.strerror}; give another --cache") from None
+    with FileLock(path.with_suffix(".lock")):
+        results = {kept.id: kept for kept in last_results(result.plugin, folder)}
+        if result.verdict != "needs budget":
+            results[result.id] = result
+        else:
+            results.setdefault(result.id, result)
+        write_text(path, json.dumps([kept.to_dict() for kept in results.values()], indent=2, allow_nan=False) + "\n")
+
+
+def _kept_in(folder: Path, plugin: str) -> Path:
+    return folder / "verified" / f"{plugin}.json"
