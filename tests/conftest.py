@@ -41,8 +41,14 @@ def imports(monkeypatch):
     monkeypatch.setattr(sys, "path", list(sys.path))
     yield
     for name in set(sys.modules) - before:
-        if not name.startswith(("torch", "numpy", "scipy", "xarray", "pandas", "stagelens", "transformer", "matplotlib")):
+        if not _installed(sys.modules[name]):
             del sys.modules[name]
+
+
+def _installed(module: Any) -> bool:
+    """Whether a module belongs to Python, an installed package or this project, and so must stay the one it is."""
+    ours = (str(ROOT / folder) for folder in ("toolkit", "probes", "plugins"))
+    return str(getattr(module, "__file__", None) or sys.prefix).startswith((sys.prefix, sys.base_prefix, *ours))
 
 
 @dataclass(frozen=True)

@@ -12,8 +12,11 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from stagelens.errors import StagelensError
 from stagelens.seeds import generator
 from stagelens_linear_icl.data import Floats, Moments
+
+MOST_STIFF = 200  # weights; beyond it the Jacobian that an implicit method needs costs more than it saves
 
 
 class Weights(NamedTuple):
@@ -145,7 +148,10 @@ def flow(weights: Weights, moments: Moments, times: Floats, rtol: float = 1e-9, 
         return np.concatenate([part.ravel() for part in rates(named(flat), moments)])
 
     start = np.concatenate([part.ravel() for part in weights])
-    solved = solve_ivp(rate, (0.0, times[-1]), start, method="LSODA", t_eval=times, rtol=rtol, atol=atol)
+    method = "LSODA" if len(start) <= MOST_STIFF else "RK45"
+    solved = solve_ivp(rate, (0.0, times[-1]), start, method, t_eval=times, rtol=rtol, atol=atol)
+    if not solved.success:
+        raise StagelensError(f"the flow cannot be integrated beyond time {solved.t[-1]:.3g}: {solved.message}")
     return named(solved.y.T)
 
 
@@ -165,13 +171,13 @@ def sharpness(weights: Weights, moments: Moments) -> float:
     return float(2 * np.linalg.eigvals(moments.second.numpy() @ JJ).real.max())
 
 
-def largest_rate(weights: Weights, moments: Moments) -> float:
-    """An estimate of the largest rate at which descent from `weights` settles: 2 / the largest sharpness on the
-    flow's way from there to its end."""
-    D = moments.D
-    slowest = np.linalg.eigvalsh(moments.cross.numpy()).clip(1e-12).min()
-    start = max(float(np.abs(weights.v).max()), 1e-6)
-    way = flow(weights, moments, np.append(0.0, np.geomspace(1e-2, 100 / (slowest * start), 60)), 1e-6, 1e-9)
-    points = [Weights(*parts) for parts in zip(*way, strict=True)]
-    assert D == points[0].k.shape[-1]
+def largest_rate(weights: Weights, settled: Weights, moments: Moments, steps: int = 1000) -> float:
+    """An estimate of the largest rate at which descent from `weights` settles: 2 / the largest sharpness on its way.
+
+    The way is sampled where it begins, where it leads to from small weights (`settled`), and, since large weights
+    settle near where they are, by a slow descent from `weights`.
+    """
+    slow = 0.5 / max(sharpness(weights, moments), sharpness(settled, moments))
+    way = descend(stack([weights]), moments, slow, steps, record=range(0, steps + 1, steps // 10)).seed(0)
+    points = [settled, *(Weights(*parts) for parts in zip(*way.weights, strict=True))]
     return 2 / max(sharpness(point, moments) for point in points)

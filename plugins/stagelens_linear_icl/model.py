@@ -96,7 +96,7 @@ class SeparateAttention(Attention):
         self.v, self.k, self.q = (nn.Parameter(torch.from_numpy(part.copy())) for part in weights)
 
     def matrices(self) -> tuple[Tensor, Tensor, Tensor]:
-        W_V = torch.cat([self.v.new_zeros(*self.k.shape[::2]), self.v[:, None]], dim=-1)
+        W_V = torch.cat([torch.zeros_like(self.k[:, 0]), self.v[:, None]], dim=-1)
         return W_V, *(torch.cat([part, torch.zeros_like(part[..., :1])], dim=-1) for part in (self.k, self.q))
 
     def core(self) -> tuple[Tensor, Tensor, Tensor]:
@@ -149,7 +149,8 @@ class InContextRegressor(HookedRootModule):  # type: ignore[misc]
     def product(self) -> Tensor:
         """M = sum_i sum_r v_i k_ir q_ir^T, [D, D]."""
         v, k, q = self.attention.core()
-        return torch.einsum("h,hri,hrj->ij", v, k, q)
+        product: Tensor = (v[:, None, None] * k).flatten(0, 1).T @ q.flatten(0, 1)
+        return product
 
     def weights(self) -> Weights:
         """v, k, q as they are now."""

@@ -32,7 +32,7 @@ from stagelens_linear_icl.probe import learned
 Spectrum = tuple[float, ...] | tuple[tuple[float, ...], ...] | str
 FORMS = "give D eigenvalues (0.4,0.3,0.2,0.1), a power law (power:1), or a matrix ([[2,1],[1,2]])"
 JUST_LEARNED = 0.9  # of an eigenvector: t_d of Fig. 6, when the loss has just undergone the d-th drop
-STILL_AT_REST = 0.005  # of an eigenvector: the loss has moved by 1% of the coming drop
+AT_REST = 0.005 ** (1 / 3)  # of a head's value where it settles: the loss has moved by 1% of the coming drop
 
 
 class ProblemConfig(Config):
@@ -44,7 +44,7 @@ class ProblemConfig(Config):
     R: int = Field(1, ge=1, description="rank of keys and queries")
     spectrum: Spectrum = Field((0.4, 0.3, 0.2, 0.1), description="eigenvalues of Lambda, power:exponent, or Lambda")
     eigenvectors: int = Field(0, ge=0, description="seed of Lambda's eigenvectors")
-    w_init: float = Field(0.2, gt=0, description="size of the initial weights (Eq. 20)")
+    w_init: float = Field(0.1, gt=0, description="size of the initial weights (Eq. 20)")
     loss: Literal["query", "next-token"] = Field("query", description="scored: y_q, or every y but the first (Eq. 9)")
 
     @field_validator("spectrum", mode="before")
@@ -184,11 +184,14 @@ class Problem:
 
     def refuse_divergence(self, lr: float, steps: int, moments: Moments) -> None:
         """An error where descent from the run's start diverges; it says the largest rate that would do."""
-        largest = largest_rate(self.start(), moments)
+        c = self.config
+        held = range(min(c.D, c.H * c.R))
+        settled = theory.fixed_point_weights(self.covariance, held, self.inverse_length, c.H, c.R)
+        largest = largest_rate(self.start(), settled, moments)
         if lr <= largest:
             return
         tried = descend(stack([self.start()]), moments, lr, min(steps, 2000), record=range(0, steps + 1, 10))
-        if not np.isfinite(tried.loss[-1]).all() or tried.loss[-1] > 2 * tried.loss[0]:
+        if not np.isfinite(tried.loss[-1, 0]) or tried.loss[-1, 0] > 2 * tried.loss[0, 0]:
             raise UsageError(f"lr={lr:g}: descent diverges at this rate; the largest stable one is about {largest:.2g}")
 
 
@@ -237,13 +240,18 @@ class Outlook:
         value = abs(self.value(self.head_of(d), begin))
         return begin + theory.plateau_duration(float(self.problem.lam[d]), value) if value else None
 
-    def value_curve(self, d: int) -> tuple[int, float, float] | None:
-        """Eq. 7's start for e_d: the head, the time at which the loss is about to leave the plateau, its value."""
-        begin = self.time_of(d, STILL_AT_REST)
-        if begin is None or self.time_of(d, JUST_LEARNED) is None:
+    def leaving(self, d: int) -> tuple[int, float, float] | None:
+        """Where Eq. 7 starts for e_d: the head that learns it, the time at which it leaves the plateau, its value."""
+        end = self.time_of(d, JUST_LEARNED)
+        if end is None:
             return None
         head = self.head_of(d)
-        return head, begin, self.value(head, begin)
+        size = np.abs(self.weights.v[:, head])
+        resting = size < AT_REST * theory.settled_value(self.problem.lam, d, self.problem.inverse_length)
+        before = np.flatnonzero(resting & (self.times < end))
+        if not len(before):
+            return None
+        return head, float(self.times[before[-1]]), float(self.weights.v[before[-1], head])
 
 
 def outlook_predictions(problem: Problem, outlook: Outlook, per_step: float) -> list[Prediction]:
@@ -263,7 +271,7 @@ def outlook_predictions(problem: Problem, outlook: Outlook, per_step: float) -> 
         if when is not None:
             step = when / per_step
             found.append(Prediction(f"drop {d + 1}", "time", step, "Eq. 43" if d else "Eq. 38", measure=_drop(problem, d)))
-        begin = outlook.value_curve(d) if problem.config.R == 1 else None
+        begin = outlook.leaving(d) if problem.config.R == 1 else None
         if begin is not None:
             head, time, value = begin
 

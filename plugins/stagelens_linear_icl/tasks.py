@@ -37,8 +37,8 @@ REPEATED = {"spectrum": [0.35, 0.35, 0.15, 0.15]}  # Fig. 9
 class SeparateConfig(TrainedConfig):
     """Eq. 2 under full-batch descent. P = 0 means the population: infinitely many sequences."""
 
-    steps: int = Field(16_000, ge=1, description="steps of full-batch descent")
-    lr: float = Field(0.4, gt=0, description="learning rate; a step is 2 lr of the flow's time")
+    steps: int = Field(8000, ge=1, description="steps of full-batch descent")
+    lr: float = Field(0.5, gt=0, description="learning rate; a step is 2 lr of the flow's time")
 
 
 class Trained(Problem, Task):
@@ -197,7 +197,7 @@ class LinearFlow(Problem, Flow):
     title = "the gradient flow of linear attention on the population loss"
     Config: ClassVar[type[Config]] = ProblemFlowConfig
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {
-        "quick": {"time": 12_800},
+        "quick": {"time": 8000},
         "paper": {"time": 80_000, "w_init": 0.05, "points": 1000},
     }
 

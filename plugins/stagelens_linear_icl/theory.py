@@ -36,12 +36,18 @@ def fixed_point(covariance: Covariance, learned: Iterable[int], inverse_length: 
 def fixed_point_weights(
     covariance: Covariance, learned: Iterable[int], inverse_length: float, heads: int, rank: int = 1
 ) -> Weights:
-    """Weights in M(S) (Eqs. 3, 6, 46): each learned eigenvector in a head of its own, k = q = v e_d; the rest zero."""
-    lam, D = covariance.eigenvalues, len(covariance.eigenvalues)
-    v, k = np.zeros(heads), np.zeros((heads, rank, D))
-    for head, d in enumerate(learned):
-        v[head] = settled_value(lam, d, inverse_length)
-        k[head, 0] = v[head] * covariance.eigenvectors[d]
+    """Weights in M(S) (Eqs. 3, 46), balanced as Eqs. 44 and 50 make them from a small start; the other heads are zero.
+
+    Each head holds up to `rank` of the learned eigenvectors. For rank 1 this is Eq. 6a: k = q = v e_d.
+    """
+    lam, e = covariance.eigenvalues, covariance.eigenvectors
+    weight = 1 / (lam * shrinkage(lam, inverse_length))  # v |k| |q| of each eigenvector
+    v, k = np.zeros(heads), np.zeros((heads, rank, len(lam)))
+    for number, d in enumerate(learned):
+        head, r = divmod(number, rank)
+        k[head, r] = weight[d] ** 0.5 * e[d]
+    v = ((k**2).sum((-1, -2))) ** (1 / 3)  # v^2 = sum_r |k_r|^2 and |k_r|^2 = weight / v
+    k /= np.sqrt(np.where(v == 0, 1.0, v))[:, None, None]
     return Weights(v, k, k.copy())
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from stagelens import hookimpl
-from stagelens.lazy import ProbeRef, TaskRef
+from stagelens.lazy import ClaimRef, ProbeRef, TaskRef
 
 TASKS = (
     TaskRef(
@@ -12,6 +12,18 @@ TASKS = (
         ("quick", "paper"),
         "stagelens_recall.tasks:Simplified",
         default=True,
+    ),
+    TaskRef(
+        "recall/original",
+        "the two-layer disentangled attention-only model on sampled sequences",
+        ("quick", "paper"),
+        "stagelens_recall.tasks:Original",
+    ),
+    TaskRef(
+        "recall/transformer",
+        "a standard two-layer attention-only transformer on the same sequences",
+        ("quick", "paper"),
+        "stagelens_recall.tasks:Standard",
     ),
     TaskRef(
         "recall/flow",
@@ -29,6 +41,19 @@ PROBES = (
         default=False,
     ),
 )
+CLAIMS = tuple(
+    ClaimRef(id, title, f"stagelens_recall.claims:{name}")
+    for id, name, title in (
+        ("R1", "Stages", "staged plateaus, one head and beta at a time"),
+        ("R2", "OrderOfBetas", "the order of learning is the order of the initial betas"),
+        ("R3", "DirectionalBias", "from I_1, the first head moves along e_1 and 1 only, towards its own token"),
+        ("R4", "SufficientODE", "the first jump follows two equations, with Xi as in the proof and not as in Eq. 4"),
+        ("R5", "Conservation", "f(alpha) - beta^2/4 is conserved, with the proof's sign of the last term"),
+        ("R6", "PlateauLength", "the first plateau lasts O(1/epsilon)"),
+        ("R7", "LateGrowth", "after the jump alpha grows like log log t"),
+        ("R8", "LaterJumps", "later jumps are first jumps of lower order"),
+    )
+)
 
 
 @hookimpl
@@ -39,3 +64,8 @@ def stagelens_register_tasks() -> tuple[TaskRef, ...]:
 @hookimpl
 def stagelens_register_probes() -> tuple[ProbeRef, ...]:
     return PROBES
+
+
+@hookimpl
+def stagelens_register_claims() -> tuple[ClaimRef, ...]:
+    return CLAIMS

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from probe_models import Written, measured, tokens, transformer
 
@@ -37,6 +37,7 @@ def readings(layer, direction):
     return {f"{p}/{name}": v for p in PROBES for name, v in measured(model, p).items()}
 
 
+@settings(max_examples=15)
 @given(activations(), st.randoms(use_true_random=False))
 def test_permuting_heads_permutes_the_readings(given_layer, rng):
     layer, direction = given_layer
@@ -49,6 +50,7 @@ def test_permuting_heads_permutes_the_readings(given_layer, rng):
         np.testing.assert_allclose(after[name], expected, atol=1e-9, err_msg=name)
 
 
+@settings(max_examples=15)
 @given(activations())
 def test_duplicating_the_batch_changes_nothing(given_layer):
     layer, direction = given_layer
@@ -58,6 +60,7 @@ def test_duplicating_the_batch_changes_nothing(given_layer):
         np.testing.assert_allclose(after[name], values, atol=1e-9, err_msg=name)
 
 
+@settings(max_examples=15)
 @given(activations())
 def test_readings_stay_in_their_ranges(given_layer):
     layer, direction = given_layer
@@ -76,6 +79,7 @@ def test_readings_stay_in_their_ranges(given_layer):
     np.testing.assert_allclose(np.linalg.norm(found["qk_alignment/leading"], axis=-1), 1)
 
 
+@settings(max_examples=15)
 @given(st.permutations(range(3)))
 def test_permuting_a_transformers_heads_permutes_its_induction_scores(order):
     model, permuted = transformer().double(), transformer().double()

@@ -101,6 +101,8 @@ def test_a_reported_number_is_not_judged():
     check = reported("share", 0.3, "")
     assert not check.judged and check.holds
     assert equal("share", 0.3, 0.3, "").judged
+    several = in_every_seed({0: check, 1: reported("share", 0.4, "")})
+    assert (several.measured, several.seeds, several.judged) == ([0.3, 0.4], {}, False)
 
 
 def test_values_become_plain_and_survive_json():

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import json
+import multiprocessing
 import os
 import random
 import signal
 import subprocess
+import sys
 import time
 
 import pytest
@@ -25,6 +28,7 @@ from small import (
 
 import stagelens as sl
 from stagelens import checkpoint
+from stagelens.cli import main
 from stagelens.errors import EnvironmentFault, UsageError
 from stagelens.probing import Probe
 from stagelens.runs import is_being_written
@@ -184,68 +188,83 @@ def test_a_damaged_timeline_stops_the_resume_and_leaves_the_rest_alone(tmp_path,
     assert sl.load(done.folder).manifest.seed == 0
 
 
-def start(folder, *words):
-    """`stagelens run markov` of some seconds, in a process of its own."""
-    sizes = ("d=6", "T=6", "batch_size=16", "eval_size=16", "steps=150")
-    command = [*STAGELENS, "run", "markov", "--runs", folder, "--name", "r", "--probes", "attention_sparsity", *words]
-    settings = [word for size in sizes for word in ("--set", size)]
-    return subprocess.Popen([*map(str, command), *settings], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+# Real processes, really killed
+
+SETTINGS = ["d=6", "T=6", "batch_size=16", "eval_size=16", "steps=60"]
+WORDS = ["run", "markov", "--name", "r", "--probes", "attention_sparsity", *(w for s in SETTINGS for w in ("--set", s))]
+
+
+@pytest.fixture(scope="module")
+def processes():
+    """Makes processes that have imported everything before they start."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["stagelens.running", "stagelens.report", "stagelens.cli.running", "small"])
+    return context.Process
 
 
 @pytest.fixture(scope="module")
 def uninterrupted(tmp_path_factory):
-    """The run that was left alone, made by the command line in a process of its own."""
+    """The run that was left alone, made by the command line."""
     folder = tmp_path_factory.mktemp("uninterrupted")
-    process = start(folder, "--json")
-    out, err = process.communicate(timeout=300)
-    assert process.returncode == 0, err
+    done = subprocess.run([*STAGELENS, *WORDS, "--runs", folder, "--json"], capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
     return sl.load(folder / "r")
+
+
+def in_process(folder):
+    """What a process that will be killed does."""
+    options = {"settings": SETTINGS, "name": "r", "resume": True, "probes": ["attention_sparsity"]}
+    run("markov", folder, **options)
+
+
+def on_command_line(folder):
+    """The command line with its stderr in a file."""
+    with (folder / "err").open("w") as err, (folder / "out").open("w") as out:
+        os.dup2(err.fileno(), 2), os.dup2(out.fileno(), 1)
+    sys.argv = ["stagelens", *WORDS, "--runs", str(folder), "--json"]
+    main()
 
 
 def wait_until(condition, process):
     while not condition():
-        assert process.poll() is None, process.communicate()
-        time.sleep(0.005)
+        assert process.is_alive(), process.exitcode
+        time.sleep(0.002)
 
 
 @pytest.mark.slow
-def test_killed_at_any_moment_and_resumed_it_equals_itself_bit_for_bit(tmp_path, uninterrupted):
-    """kill -9 once before the first checkpoint, and at chance moments of the training after it."""
+def test_killed_at_any_moment_and_resumed_it_equals_itself_bit_for_bit(tmp_path, processes, uninterrupted):
+    """kill -9 as soon as there is a manifest, then at chance moments of the training."""
     chance = random.Random(os.getpid())
     folder = tmp_path / "r"
-    process = start(tmp_path)
-    wait_until((folder / "run.json").exists, process)
-    time.sleep(chance.uniform(0, 0.05))
-    process.kill(), process.communicate()
-    assert sl.load(folder).status == "interrupted"
-    kills = 1
-    while kills < 4:
-        process = start(tmp_path, "--resume")
-        wait_until(lambda: is_being_written(folder), process)
-        time.sleep(chance.uniform(0.02, 0.4))
-        process.kill(), process.communicate()
-        kills += 1
-    assert len(sl.load(folder).timeline.steps) <= len(uninterrupted.timeline.steps)
-    process = start(tmp_path, "--resume")
-    _, err = process.communicate(timeout=300)
-    assert process.returncode == 0, err
+    for kill in range(8):
+        process = processes(target=in_process, args=(tmp_path,))
+        process.start()
+        wait_until((folder / "run.json").exists if kill == 0 else lambda: is_being_written(folder), process)
+        time.sleep(chance.uniform(0, 0.02) if kill == 0 else chance.uniform(0.01, 0.5))
+        process.kill()
+        process.join()
+        assert sl.load(folder).status in ("interrupted", "finished")
+        assert set(sl.load(folder).timeline.steps) <= set(uninterrupted.timeline.steps)
+    in_process(tmp_path)
     assert_same_run(sl.load(folder), uninterrupted)
 
 
 @pytest.mark.slow
-def test_ctrl_c_finishes_the_step_says_interrupted_and_resumes(tmp_path, uninterrupted):
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_finishes_the_step_says_interrupted_and_resumes(tmp_path, processes, uninterrupted, number):
     folder = tmp_path / "r"
-    process = start(tmp_path, "--json")
-    wait_until(lambda: len(list(folder.glob("checkpoints/*"))) > 5, process)
-    process.send_signal(signal.SIGINT)
-    out, err = process.communicate(timeout=60)
-    assert process.returncode == 130, err
+    process = processes(target=on_command_line, args=(tmp_path,))
+    process.start()
+    wait_until(lambda: len(list(folder.glob("checkpoints/*.safetensors"))) > 3, process)
+    os.kill(process.pid, number)
+    process.join(timeout=60)
+    err = (tmp_path / "err").read_text()
+    assert process.exitcode == 130, err
+    assert err.startswith("warning: interrupted at step") and "--resume" in err and "Traceback" not in err
     stopped = sl.load(folder)
-    assert stopped.manifest.status == "interrupted" and "interrupted at step" in err and "--resume" in err
-    assert 0 < stopped.checkpoints[-1] < 150 and "Traceback" not in err
-    process = start(tmp_path, "--resume", "--json")
-    _, err = process.communicate(timeout=300)
-    assert process.returncode == 0, err
+    assert json.loads((tmp_path / "out").read_text())["status"] == stopped.manifest.status == "interrupted"
+    assert 0 < stopped.checkpoints[-1] < 60
+    in_process(tmp_path)
     resumed = sl.load(folder)
-    assert resumed.timeline.steps.tolist() == uninterrupted.timeline.steps.tolist()
+    assert resumed.manifest.status == "finished"
     assert_same_run(resumed, uninterrupted)

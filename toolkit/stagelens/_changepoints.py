@@ -21,7 +21,6 @@ Array = NDArray[np.float64]
 Indices = NDArray[np.intp]
 Flags = NDArray[np.bool_]
 
-OVMODE = 0
 MOST_POINTS = 360  # more are averaged in blocks: the partition takes quadratic time
 LEAST_NOISE = 1e-3  # of the range: smaller wiggles are not looked at
 SLOWER = 0.3  # a plateau changes at less than this share of the rate of the transitions beside it
@@ -315,9 +314,9 @@ class Moves:
         return int(np.argmin(score)) if score.min() <= 1 else None
 
     def _overshoots(self) -> list[int]:
-        """Moves that take back less than half of a neighbour's drop, soon: within twice what both take."""
+        """Moves that take back less than half of a neighbour's drop, soon: within twice the time that it took."""
         size, width = np.abs(self.drops), self.ends - self.starts
-        soon = self.starts[1:] - self.ends[:-1] < (2 * (width[1:] + width[:-1]) if OVMODE==0 else (width[1:]+width[:-1]) if OVMODE==1 else 2*np.where(size[1:]>size[:-1],width[1:],width[:-1]) if OVMODE==2 else 2*np.maximum(width[1:],width[:-1]))
+        soon = self.starts[1:] - self.ends[:-1] < 2 * np.where(size[1:] > size[:-1], width[1:], width[:-1])
         back = self.drops[1:] * self.drops[:-1] < 0
         lesser = np.where(size[1:] < size[:-1], np.arange(1, len(size)), np.arange(len(size) - 1))
         small = np.minimum(size[1:], size[:-1]) < 0.5 * np.maximum(size[1:], size[:-1])

@@ -5,6 +5,7 @@ A chart is a plain dict:
     alignments  [{name, label, problem}]   the axes to choose from; `problem` says why one cannot be had
     axes        {key: {alignment: [x]}}    places of the points, shared by all traces with that key
     series      [{name, title, labels, traces, levels}]
+    log         whether steps are better seen on a log axis
     marks       {alignment: [{start, end, at, name}]}   transitions, drawn behind everything
     times       {alignment: [{at, name, series}]}       theory's times
     events      {alignment: [{at, what, series}]}       the probes' events
@@ -49,6 +50,7 @@ def run_chart(run: Run, predictions: Sequence[Prediction] = ()) -> Chart | None:
     times = [p for p in predictions if p.kind == "time" and not callable(p.expected)]
     events = probe_events(run.timeline)
     chart: Chart = {"alignments": alignments, "axes": {"run": axes[0]}, "series": series}
+    chart["log"] = getattr(member.found, "axis", "linear") == "log"
     for key in ("marks", "times", "events"):
         chart[key] = {}
     for one in (a["name"] for a in alignments if not a["problem"]):

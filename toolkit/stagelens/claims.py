@@ -55,7 +55,7 @@ class Check:
     @property
     def judged(self) -> bool:
         """Whether it could have differed."""
-        return self.expected != REPORTED
+        return bool(self.expected != REPORTED)
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self) | {"seeds": {str(seed): held for seed, held in self.seeds.items()}}
@@ -118,7 +118,7 @@ def in_every_seed(checks: Mapping[int, Check]) -> Check:
         measured=[check.measured for check in checks.values()],
         expected=first.expected if all(value == first.expected for value in expected) else expected,
         holds=all(check.holds for check in checks.values()),
-        seeds={seed: check.holds for seed, check in checks.items()},
+        seeds={seed: check.holds for seed, check in checks.items()} if first.judged else {},
     )
 
 

@@ -58,7 +58,9 @@ class FlowConfig(Config):
 
     time: float = Field(100.0, description="end of the integration")
     points: int = Field(400, description="times at which the flow is recorded")
-    method: Literal["LSODA", "RK45", "RK23", "DOP853", "Radau", "BDF"] = Field("LSODA", description="solve_ivp's method")
+    method: Literal["LSODA", "RK45", "RK23", "DOP853", "Radau", "BDF"] = Field(
+        "LSODA", description="solve_ivp's method"
+    )
     rtol: float = Field(1e-8, description="relative tolerance")
     atol: float = Field(1e-10, description="absolute tolerance")
 

@@ -44,6 +44,7 @@ class Manifest:
     probes: list[str] = field(default_factory=list)
     skipped: dict[str, str] = field(default_factory=dict)
     problems: dict[str, str] = field(default_factory=dict)
+    warnings: list[str] = field(default_factory=list)
     phases: list[dict[str, Any]] = field(default_factory=list)
     events: dict[str, float] = field(default_factory=dict)
     predictions: list[dict[str, Any]] = field(default_factory=list)

@@ -7,6 +7,7 @@ that names `HookedTransformer`, which TransformerLens 4 removes; everything else
 
 from __future__ import annotations
 
+import inspect
 import warnings
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
@@ -194,6 +195,25 @@ def build_transformer(
     if not on_meta:
         _draw_weights(model, seed)
     return model.to(device)
+
+
+def from_config(values: dict[str, Any], where: str) -> Any:
+    """A model for saved weights, from the arguments of `build_transformer` or from TransformerLens' own config."""
+    arguments = set(inspect.signature(build_transformer).parameters) - {"dtype", "device"}
+    if set(values) <= arguments:
+        return build_transformer(**{"seed": 0} | values)
+    fields = HookedTransformerConfig.__dataclass_fields__
+    kept = {key: value for key, value in values.items() if key in fields and key not in ("dtype", "device", "seed")}
+    try:
+        cfg = HookedTransformerConfig.from_dict(kept | {"device": "cpu", "init_weights": False, "tokenizer_name": None})
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "HookedTransformer is deprecated", DeprecationWarning)
+            return HookedTransformer(cfg, move_to_device=False)
+    except (TypeError, ValueError, AssertionError, KeyError) as error:
+        reason = " ".join(str(error).split())[:150]
+        raise UsageError(
+            f"{where} is not the config of a HookedTransformer ({reason}); save model.cfg.to_dict()"
+        ) from None
 
 
 @torch.no_grad()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sqlite3
 import zlib
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 
 import numpy as np
@@ -69,6 +69,9 @@ class Store:
         """Folds the log into the file, so that the run is one file again."""
         with _faults(self.path), closing(self._connection):
             self._connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+            self._connection.execute("PRAGMA busy_timeout = 0")
+            with suppress(sqlite3.OperationalError):  # somebody reads just now: the log stays, which does no harm
+                self._connection.execute("PRAGMA journal_mode = DELETE")
 
     def _row(self, measurement: Measurement) -> tuple[float, int, int, bytes]:
         values = np.ascontiguousarray(measurement.values, dtype="<f8").tobytes()

@@ -48,7 +48,14 @@ def setup(
 
 def main() -> None:
     """Runs the command line. A mistake becomes one line on stderr; anything else keeps its traceback."""
-    from stagelens.cli import answering, inspecting, listing, running, verifying  # noqa: F401  each registers its commands
+    from stagelens.cli import (  # noqa: F401  each registers its commands
+        answering,
+        inspecting,
+        listing,
+        probing,
+        running,
+        verifying,
+    )
 
     try:
         sys.exit(app(sys.argv[1:] or ["--help"], standalone_mode=False))

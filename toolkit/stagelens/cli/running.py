@@ -52,7 +52,7 @@ def run(
         typer.secho("loading torch and TransformerLens ...", dim=True, err=True)
     from stagelens.running import run as run_task
 
-    with _bar(f"{task} seed {seed}") as progress:
+    with progress_bar(f"{task} seed {seed}") as progress:
         done = run_task(
             task,
             preset=preset,
@@ -81,7 +81,7 @@ def run(
 
 
 @contextmanager
-def _bar(label: str) -> Iterator[Progress | None]:
+def progress_bar(label: str) -> Iterator[Progress | None]:
     """A progress bar with loss, step rate and time left, on stderr, where a person can see it."""
     if not output.is_terminal():
         yield None

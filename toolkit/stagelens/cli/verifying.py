@@ -107,7 +107,7 @@ def _rows(result: Result) -> Iterator[list[Any]]:
             check.tolerance,
             check.reference,
             _seeds(check),
-            "holds" if check.holds else "differs",
+            ("holds" if check.holds else "differs") if check.judged else "",
         ]
     if not result.checks or result.verdict == "error":
         yield [result.id, result.title, "", "", "", result.reference, "", result.verdict]

@@ -46,6 +46,17 @@ def predictions_of(run: Run) -> Sequence[Prediction]:
         return ()
 
 
+def fit_x_axis(axis: Axes, run: Run) -> None:
+    """Puts the x axis on the scale on which the run's stages were found, from its first step to its last."""
+    steps = run.timeline.steps
+    positive = steps[steps > 0]
+    if getattr(stages_of(run), "axis", "linear") == "log" and len(positive) > 1:
+        axis.set_xscale("log")
+        axis.set_xlim(positive[0], positive[-1] * 1.03)
+    else:
+        axis.margins(x=0.01)
+
+
 def draw_series(axis: Axes, run: Run, name: str, legend: bool = True) -> None:
     """A series over steps; one line for each place along its dims, told apart by colour and dash."""
     column, values = run.timeline.column(name), run.timeline.series(name)
@@ -55,7 +66,7 @@ def draw_series(axis: Axes, run: Run, name: str, legend: bool = True) -> None:
         there = ~np.isnan(flat[:, index])  # not every series is measured at every step; the line goes on between
         style = "steps-post" if column.labels else "default"
         look = line_style(index)
-        axis.plot(run.timeline.steps[there], flat[there, index], label=label, drawstyle=style, **look)
+        axis.plot(run.timeline.steps[there], flat[there, index], label=label or name, drawstyle=style, **look)
     if column.labels and len(column.labels) <= MOST_IN_LEGEND:
         axis.set_yticks(range(len(column.labels)), column.labels)
         axis.set_ylim(-0.3, len(column.labels) - 0.7)
@@ -75,11 +86,10 @@ def shade_stages(axis: Axes, run: Run, labels: bool = False) -> None:
 
 def name_above(axis: Axes, names: Sequence[tuple[float, str]]) -> None:
     """Names above the axis at their places; a name that would run into the one before goes a line higher."""
-    low, high = axis.get_xlim()
     ends: list[float] = []  # where each line of names is occupied up to
     for place, name in sorted(names):
         width = 0.011 * len(name) + 0.02  # of the axis, at this font size on the widths that are used
-        left = (place - low) / (high - low) - width / 2
+        left = _across(axis, place) - width / 2
         line = next((i for i, end in enumerate(ends) if left > end), len(ends))
         ends[line:] = [left + width, *ends[line + 1 :]]
         axis.annotate(
@@ -108,11 +118,14 @@ def draw_predictions(axis: Axes, run: Run, name: str) -> None:
     """Theory over the series `name`: levels as dashed lines across, times as dashed lines up, curves dashed black."""
     shown = [prediction for prediction in predictions_of(run) if prediction.series == name]
     steps = run.timeline.steps.astype(np.float64)
+    curves = [prediction.name for prediction in shown if prediction.kind == "curve"]
     for prediction in shown:
         if callable(prediction.expected):
             low, high = prediction.window or (-np.inf, np.inf)
             inside = steps[(steps >= low) & (steps <= high)]
-            axis.plot(inside, prediction.expected(inside), label=f"theory: {prediction.name}", zorder=3, **THEORY)
+            first = prediction.name == curves[0]
+            label = f"theory: {prediction.name}" if len(curves) == 1 else "theory" if first else None
+            axis.plot(inside, prediction.expected(inside), label=label, zorder=3, **THEORY)
         elif prediction.kind == "level":
             axis.axhline(prediction.expected, zorder=1, **THEORY | {"lw": 0.8})
         else:
@@ -136,7 +149,17 @@ def _name_levels(axis: Axes, names: Sequence[tuple[float, str]]) -> None:
 
 
 def _name_times(axis: Axes, names: Sequence[tuple[float, str]]) -> None:
-    """Names of times along their lines, at the foot of the axis."""
-    for time, name in names:
+    """Names of times along their lines, at the foot of the axis; one that is too near the one before stands higher."""
+    before, foot = -1.0, 0.0
+    for time, name in sorted(names):
+        across = _across(axis, time)
+        foot = foot + 0.07 * len(name) if across - before < 0.025 and foot < 0.5 else 0.0
+        before = across
         place: Any = {"xycoords": ("data", "axes fraction"), "xytext": (2, 3), "textcoords": "offset points"}
-        axis.annotate(name, (time, 0.0), rotation=90, ha="left", va="bottom", annotation_clip=True, **place, **SMALL)
+        axis.annotate(name, (time, foot), rotation=90, ha="left", va="bottom", annotation_clip=True, **place, **SMALL)
+
+
+def _across(axis: Axes, x: float) -> float:
+    """Where `x` lies along the axis, from 0 (left) to 1 (right), on whatever scale it has."""
+    along: float = axis.transAxes.inverted().transform(axis.transData.transform((x, 1.0)))[0]
+    return along

@@ -15,6 +15,7 @@ from stagelens.figures.drawing import (
     MOST_IN_LEGEND,
     draw_predictions,
     draw_series,
+    fit_x_axis,
     predictions_of,
     shade_phases,
     shade_stages,
@@ -42,17 +43,17 @@ def loss_figure(run: Run) -> Figure | None:
     figure, axes = grid((len(panels), 1), panel=(6.3, 1.7), gap=(0, 0.18), margin=margin, sharex=True)
     axes = axes[:, 0]
     for axis, name in zip(axes, panels, strict=True):
-        if name == "loss" and "train_loss" in run.timeline:
-            axis.plot(*run.timeline.scalar("train_loss"), color="0.72", lw=0.8, label="training batch", zorder=1)
-            axis.plot([], [], color=COLOURS[0], label="evaluation batch")
         draw_series(axis, run, name, legend=False)
+        if name == "loss" and "train_loss" in run.timeline:
+            axis.lines[-1].set_label("evaluation batch")
+            axis.plot(*run.timeline.scalar("train_loss"), color="0.72", lw=0.8, label="training batch", zorder=1)
+    fit_x_axis(axes[0], run)
+    for axis, name in zip(axes, panels, strict=True):
         draw_predictions(axis, run, name)
+        shade_stages(axis, run, labels=axis is axes[0])
         if len(axis.get_legend_handles_labels()[0]) > 1:
             axis.legend()
         axis.set_ylabel(UNITS.get(name, name))
-        axis.margins(x=0.01)
-    for axis in axes:
-        shade_stages(axis, run, labels=axis is axes[0])
     axes[-1].set_xlabel(x_label(run))
     headline(figure, title_of(run))
     return figure

@@ -69,7 +69,7 @@
       ...(series.levels ?? []).filter((level) => drawable(level.y, logY)).map((level) => (
         { ...small, text: text(level.name), x: 1, xref: "paper", xanchor: "left", y: place(level.y, logY), yref: "y" })),
       ...timesOf(series, align).filter((time) => drawable(time.at, logX)).map((time) => (
-        { ...small, text: text(time.name), x: place(time.at, logX), xref: "x", xanchor: "left", y: 0, yref: "paper", yanchor: "bottom" })),
+        { ...small, text: text(time.name), textangle: -90, x: place(time.at, logX), xref: "x", xanchor: "left", y: 0, yref: "paper", yanchor: "bottom" })),
     ];
   };
 
@@ -118,6 +118,7 @@
   chart.alignments.forEach((one) => addOption(control("align"), one.name, one.problem ? `${one.name} (not possible)` : one.name, Boolean(one.problem)));
   control("align").title = chart.alignments.map((one) => one.problem).filter(Boolean).join("\n");
   control("events-label").hidden = !Object.values(chart.events ?? {}).some((events) => events.length);
+  control("log-x").checked = Boolean(chart.log);
   for (const name of ["series", "align", "log-x", "log-y", "events"]) control(name).addEventListener("change", draw);
   draw();
 })();

@@ -1,0 +1,257 @@
+"""A series of saved models, named by step, as a timeline: what `stagelens probe` does."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections import Counter
+from collections.abc import Callable, Sequence
+from contextlib import closing
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from stagelens.errors import EnvironmentFault, UsageError
+from stagelens.files import safe_name
+from stagelens.host import Host, make_host
+from stagelens.manifest import FILE, Manifest, this_process, versions
+from stagelens.recorder import Recorder
+from stagelens.runs import Run, runs_folder
+from stagelens.seeds import generator
+from stagelens.store import Store
+
+CONFIG = "config.json"
+ENDINGS = (".safetensors", ".pt", ".pth", ".bin")
+NUMBER = re.compile(r"\d+")
+SEQUENCES = 16  # in the batch of random tokens, where none is given
+
+Progress = Callable[[float, float, float | None], None]
+
+
+@dataclass
+class Series:
+    """Files of one training by step, and what looks odd about them."""
+
+    files: dict[int, Path]
+    warnings: list[str] = field(default_factory=list)
+
+
+def find_series(places: Sequence[Path], *, every: int = 1, first: int = 0, last: int | None = None) -> Series:
+    """The checkpoints in `places` (files, or folders of them), by the last number in each name."""
+    found: dict[int, Path] = {}
+    order: list[int] = []
+    for place in places:
+        for path in _files(place):
+            step = _step(path)
+            if step in found:
+                raise UsageError(f"{found[step]} and {path} are both of step {step}; leave one of them out")
+            found[step] = path
+            order.append(step)
+    if not found:
+        raise UsageError(f"no checkpoints in {', '.join(map(str, places))}; expected files such as 100.safetensors")
+    series = Series({step: found[step] for step in sorted(found) if step >= first and (last is None or step <= last)})
+    if len(places) > 1 and order != sorted(order):
+        series.warnings.append("the checkpoints were given out of order; they are read by step")
+    series.warnings += _gaps(series.files)
+    series.files = dict(list(series.files.items())[::every])
+    if not series.files:
+        raise UsageError(f"no checkpoint between the steps {first} and {last}; there are {min(found)} to {max(found)}")
+    return series
+
+
+def probe_series(
+    series: Series,
+    *,
+    probes: Sequence[str] | None = None,
+    batch: Tensor | None = None,
+    runs: str | Path | None = None,
+    name: str | None = None,
+    host: Host | None = None,
+    progress: Progress | None = None,
+    report: bool = True,
+) -> Run:
+    """Loads one checkpoint after the other into one model, measures each, and leaves a run to look at.
+
+    `batch` [sequence, position] are the tokens to measure on. Without one the probes see random tokens of the model's
+    vocabulary, and no loss is recorded, for it would mean nothing.
+    """
+    host = host or make_host()
+    steps = list(series.files)
+    folder = _new_folder(runs_folder(runs), name or f"probe-{_title(series.files[steps[0]])}")
+    model = build(_config_beside(series.files[steps[0]]), series.files[steps[0]])
+    recorder = Recorder(
+        model,
+        probes,
+        _random_tokens(model) if batch is None else batch,
+        loss=None if batch is None else next_token_loss,
+        host=host,
+    )
+    manifest = _manifest(series, recorder, has_loss=batch is not None)
+    manifest.save(folder)
+    with closing(Store(folder)) as store:
+        before: tuple[str, Path] | None = None
+        for index, (step, path) in enumerate(series.files.items()):
+            digest = fill(model, path)
+            if before is not None and before[0] == digest:
+                series.warnings.append(f"{before[1]} and {path} hold identical weights")
+            before = (digest, path)
+            recorder.measure(step)
+            store.add(recorder.measurements[-1])
+            manifest.step = step
+            if progress is not None:
+                progress(index + 1, len(steps), None)
+    manifest.skipped, manifest.problems = dict(recorder.skipped), dict(recorder.problems)
+    manifest.warnings, manifest.status = series.warnings, "finished"
+    manifest.save(folder)
+    run = Run(folder, host)
+    if report:
+        from stagelens.report import write_report
+
+        write_report(run)
+    return run
+
+
+def build(config: Path, checkpoint: Path) -> Any:
+    """The model that `config` describes: TransformerLens' own config, or the arguments of `build_transformer`."""
+    from stagelens.models import from_config
+
+    try:
+        values = json.loads(config.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise EnvironmentFault(f"{config} cannot be read ({' '.join(str(error).split())}); restore it") from None
+    if not isinstance(values, dict):
+        raise UsageError(f"{config} is not the config of a HookedTransformer; {checkpoint} needs one beside it")
+    return from_config(values, str(config))
+
+
+def fill(model: Any, path: Path) -> str:
+    """Loads the weights in `path` into `model` and returns a digest of them."""
+    weights = load_weights(path)
+    ours = model.state_dict()
+    differing = sorted(k for k in weights.keys() & ours.keys() if weights[k].shape != ours[k].shape)
+    lacking = sorted(name for name, _ in model.named_parameters() if name not in weights)
+    if differing or lacking:
+        what = f"{differing[0]!r} has another shape" if differing else f"{lacking[0]!r} is missing"
+        raise UsageError(f"{path} is of another architecture than its series: {what}; probe it on its own")
+    model.load_state_dict({name: value for name, value in weights.items() if name in ours}, strict=False)
+    digest = hashlib.sha256()
+    for name, parameter in model.named_parameters():
+        digest.update(name.encode() + parameter.detach().cpu().contiguous().view(torch.uint8).numpy().tobytes())
+    return digest.hexdigest()
+
+
+def load_weights(path: Path) -> dict[str, Tensor]:
+    """The state dict in `path`; pickled files are read with weights only, so that they run no code."""
+    try:
+        if path.suffix == ".safetensors":
+            from safetensors.torch import load_file
+
+            return load_file(path)
+        loaded = torch.load(path, map_location="cpu", weights_only=True)
+    except Exception as error:
+        reason = " ".join(str(error).split())[:150]
+        raise EnvironmentFault(f"checkpoint {path} cannot be read ({reason}); leave it out or restore it") from None
+    for key in ("model", "state_dict", "model_state_dict"):
+        if isinstance(loaded, dict) and isinstance(loaded.get(key), dict):
+            loaded = loaded[key]
+    if not isinstance(loaded, dict) or not all(isinstance(value, Tensor) for value in loaded.values()):
+        raise UsageError(f"{path} holds no state dict; expected names and tensors")
+    return loaded
+
+
+def load_batch(path: Path) -> Tensor:
+    """Tokens [sequence, position] from a safetensors file with one whole-number tensor."""
+    tensors = list(load_weights(path).values())
+    if len(tensors) != 1 or tensors[0].ndim != 2 or tensors[0].is_floating_point():
+        raise UsageError(f"{path}: expected one tensor of tokens, whole numbers of shape [sequence, position]")
+    return tensors[0].long()
+
+
+def next_token_loss(model: Any, tokens: Tensor) -> Tensor:
+    logits = model(tokens)  # [batch, position, d_vocab]
+    return torch.nn.functional.cross_entropy(logits[:, :-1].flatten(0, 1), tokens[:, 1:].flatten())
+
+
+def _files(place: Path) -> list[Path]:
+    """Checkpoints at `place`; in a folder also those one folder deeper, as `checkpoint-100/model.safetensors`."""
+    if place.is_file():
+        return [place]
+    if not place.is_dir():
+        raise UsageError(f"there is no checkpoint {place}; give files or a folder of them")
+    here = [path for path in place.iterdir() if path.suffix in ENDINGS and NUMBER.search(path.stem)]
+    deeper = [path for ending in ENDINGS for path in place.glob(f"*[0-9]/*{ending}")]
+    return sorted(here or deeper, key=_step)
+
+
+def _step(path: Path) -> int:
+    """The last number in the file's name, else in its folder's."""
+    for name in (path.stem, path.parent.name):
+        if numbers := NUMBER.findall(name):
+            return int(numbers[-1])
+    raise UsageError(f"{path} has no step in its name; name checkpoints by step, such as 100.safetensors")
+
+
+def _gaps(files: dict[int, Path]) -> list[str]:
+    """Where steps are missing from a series that is otherwise evenly spaced."""
+    differences = Counter(b - a for a, b in pairwise(files))
+    if not differences:
+        return []
+    usual, times = differences.most_common(1)[0]
+    if times < 2 or times * 2 < len(files):
+        return []
+    missing = [(a, b) for a, b in pairwise(files) if b - a > usual and (b - a) % usual == 0]
+    return [f"steps seem to be missing between {files[a]} and {files[b]}" for a, b in missing]
+
+
+def _config_beside(path: Path) -> Path:
+    for folder in (path.parent, path.parent.parent):
+        if (folder / CONFIG).is_file():
+            return folder / CONFIG
+    raise UsageError(f"{path} has no {CONFIG} beside it; save the model's config there (model.cfg.to_dict() as JSON)")
+
+
+def _random_tokens(model: Any) -> Tensor:
+    if not model.cfg.d_vocab:
+        raise UsageError("the model takes continuous inputs; give the batch to measure on with --batch")
+    shape = (SEQUENCES, min(int(model.cfg.n_ctx), 256))
+    return torch.randint(int(model.cfg.d_vocab), shape, generator=generator(0, "probe"))
+
+
+def _title(path: Path) -> str:
+    folder = path.parent if NUMBER.search(path.stem) else path.parent.parent
+    return re.sub(r"[^\w.-]", "-", folder.resolve().name) or "series"
+
+
+def _new_folder(runs: Path, name: str) -> Path:
+    folder, number = runs / safe_name(name), 2
+    while (folder / FILE).exists():
+        folder, number = runs / f"{name}-{number}", number + 1
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise EnvironmentFault(f"cannot make {folder}: {error.strerror}; give another folder with --runs") from None
+    return folder
+
+
+def _manifest(series: Series, recorder: Recorder, has_loss: bool) -> Manifest:
+    steps = list(series.files)
+    return Manifest(
+        task="checkpoints",
+        plugin="",
+        preset="",
+        config={"files": [str(path) for path in series.files.values()]},
+        seed=0,
+        kind="checkpoints",
+        steps=steps[-1],
+        metric="loss" if has_loss else "induction/icl_score",
+        probes=list(recorder.probes),
+        created=datetime.now(UTC).isoformat(timespec="microseconds"),
+        versions=versions(),
+        **this_process(),
+    )
