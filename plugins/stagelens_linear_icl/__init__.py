@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from stagelens import hookimpl
-from stagelens.lazy import ProbeRef, TaskRef
+from stagelens.lazy import ClaimRef, ProbeRef, TaskRef
 
 TASKS = (
     TaskRef(
@@ -37,6 +37,54 @@ PROBES = (
     ),
 )
 
+CLAIMS = (
+    ClaimRef("L1", "the loss falls in D drops, and rests where Eq. 5 says", "stagelens_linear_icl.claims:Drops"),
+    ClaimRef(
+        "L2",
+        "the value of a head follows the scalar equation through its drop",
+        "stagelens_linear_icl.claims:ScalarEquation",
+    ),
+    ClaimRef(
+        "L3",
+        "after each drop a head's key and query point along the next eigenvector",
+        "stagelens_linear_icl.claims:Alignment",
+    ),
+    ClaimRef(
+        "L4",
+        "each set of eigenvectors is a fixed point, with the loss of Eq. 29",
+        "stagelens_linear_icl.claims:FixedPoints",
+    ),
+    ClaimRef(
+        "L5",
+        "on a plateau the model is principal component regression in context",
+        "stagelens_linear_icl.claims:ComponentRegression",
+    ),
+    ClaimRef("L6", "with rank R the long plateaus are those at m divisible by R", "stagelens_linear_icl.claims:Ranks"),
+    ClaimRef("L7", "softmax attention falls in several drops too", "stagelens_linear_icl.claims:Softmax"),
+    ClaimRef(
+        "L8", "larger initial weights make shorter plateaus, and the largest none", "stagelens_linear_icl.claims:Lazy"
+    ),
+    ClaimRef(
+        "L9",
+        "with contexts of varying length the plateaus are those of Eq. 12",
+        "stagelens_linear_icl.claims:VaryingLength",
+    ),
+    ClaimRef(
+        "L10",
+        "repeated eigenvalues: plateaus of any length, at the same levels",
+        "stagelens_linear_icl.claims:RepeatedEigenvalues",
+    ),
+    ClaimRef(
+        "L11", "training conserves k.k - q.q and k.k - v^2 in each head", "stagelens_linear_icl.claims:Conservation"
+    ),
+    ClaimRef("L12", "the first plateau lasts tau / (lambda_1^2 v(0))", "stagelens_linear_icl.claims:Durations"),
+    ClaimRef(
+        "L13",
+        "the blocks that start at zero stay near it, the more sequences the nearer",
+        "stagelens_linear_icl.claims:ZeroBlocks",
+    ),
+)
+
 
 @hookimpl
 def stagelens_register_tasks() -> tuple[TaskRef, ...]:
@@ -46,3 +94,8 @@ def stagelens_register_tasks() -> tuple[TaskRef, ...]:
 @hookimpl
 def stagelens_register_probes() -> tuple[ProbeRef, ...]:
     return PROBES
+
+
+@hookimpl
+def stagelens_register_claims() -> tuple[ClaimRef, ...]:
+    return CLAIMS

@@ -6,6 +6,7 @@ The curves of further seeds, ranks and sizes come from exact descent on stacks, 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 import matplotlib
@@ -98,7 +99,7 @@ def keys_figure(task: Separate) -> Figure:
     levels = theory.plateau_losses(task.lam, task.inverse_length)
     drops = [crossing(path.steps, path.loss, level) for level in (levels[1:] + levels[:-1]) / 2]
     ends = [0.0, *(drop for drop in drops if drop is not None), float(path.steps[-1])]
-    middles = [np.sqrt(max(a, 1.0) * b) for a, b in zip(ends, ends[1:], strict=False)]
+    middles = [np.sqrt(max(a, 1.0) * b) for a, b in pairwise(ends)]
     shown = [path.weights.k[int(np.abs(path.steps - step).argmin()), :, 0] for step in middles]  # [H, D] each
     panels = [*zip([f"{m} learned\nstep {s:.0f}" for m, s in enumerate(middles)], shown, strict=True)]
     panels.append(("eigenvectors\ne1, e2, ...", task.covariance.eigenvectors))

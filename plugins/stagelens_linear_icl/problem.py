@@ -68,7 +68,9 @@ class ProblemConfig(Config):
             what = "eigenvalues" if isinstance(self.spectrum[0], float) else "rows"
             raise ValueError(f"spectrum has {len(self.spectrum)} {what} and D is {self.D}; make them agree")
         if self.R > self.D:
-            raise ValueError(f"R={self.R} is larger than D={self.D}; keys and queries of dimension D have rank at most D")
+            raise ValueError(
+                f"R={self.R} is larger than D={self.D}; keys and queries of dimension D have rank at most D"
+            )
         return self
 
     @property
@@ -270,7 +272,9 @@ def outlook_predictions(problem: Problem, outlook: Outlook, per_step: float) -> 
         when = outlook.drop_time(d)
         if when is not None:
             step = when / per_step
-            found.append(Prediction(f"drop {d + 1}", "time", step, "Eq. 43" if d else "Eq. 38", measure=_drop(problem, d)))
+            found.append(
+                Prediction(f"drop {d + 1}", "time", step, "Eq. 43" if d else "Eq. 38", measure=_drop(problem, d))
+            )
         begin = outlook.leaving(d) if problem.config.R == 1 else None
         if begin is not None:
             head, time, value = begin

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from stagelens.runs import Run
 
 PROBES = ("principal_components", "qk_alignment", "attention_sparsity", "weight_norms", "conserved")
-EIGHT = {"D": 8, "H": 9, "spectrum": "power:1"}  # Figs. 2 and 8
+EIGHT = {"D": 8, "H": 9, "spectrum": "power:1", "lr": 1.0, "steps": 30_000}  # Figs. 2 and 8
 REPEATED = {"spectrum": [0.35, 0.35, 0.15, 0.15]}  # Fig. 9
 
 
@@ -154,7 +154,15 @@ class RawSequences(Trained):
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {
         "quick": {"P": 1000, "batch_size": 1000, "eval_size": 1000},
         "paper": {"P": 5000, "batch_size": 5000, "w_init": 0.05, "lr": 0.1, "steps": 200_000},
-        "fig3": {"attention": "softmax", "P": 1000, "batch_size": 1000, "lr": 1.0, "steps": 6000},
+        "fig3": {
+            "attention": "softmax",
+            "blocks": "zero",
+            "P": 1000,
+            "batch_size": 1000,
+            "w_init": 0.05,
+            "lr": 0.5,
+            "steps": 3000,
+        },
     }
 
     def build_model(self) -> InContextRegressor:

@@ -107,7 +107,7 @@ def test_the_quick_preset_shows_all_stages_of_order_four(quick):
 def test_theory_is_scored_beside_the_run(quick):
     scores = {score["name"]: score for score in quick.predictions}
     assert [scores[name]["expected"] for name in list(scores)[:4]] == [0.71875, 0.625, 0.375, 0]
-    assert scores["first jump"]["error"] < 0.15  # momentum needs a few steps to get going
+    assert scores["first jump"]["error"] < 0.25  # the theory is of a flow; momentum makes the jump late
     assert all(score["error"] < 0.01 for name, score in scores.items() if name != "first jump")
 
 
@@ -131,7 +131,7 @@ def test_the_sum_of_scores_is_conserved_and_theorem_31_nearly(quick):
     timeline = quick.timeline
     names = timeline.column("conserved/value").coordinate("quantity")
     values = dict(zip(names, timeline.series("conserved/value").T, strict=True))
-    assert np.ptp(values["sum of w[0]"]) < 1e-5
+    assert np.ptp(values["sum of w[0]"]) < 1e-4  # single precision
     first = values["f(alpha) - beta^2/4[0]"]
     assert np.ptp(first) < 0.3  # a descent with momentum, through f that grows from 0 to about 4
 

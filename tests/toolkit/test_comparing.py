@@ -71,6 +71,14 @@ def test_heads_and_layers_are_reduced_by_a_rule_that_is_stated(runs):
     assert "s/entropy (mean over head)" in comparison.columns
 
 
+def test_a_head_that_was_not_measured_is_left_out_of_the_mean(tmp_path):
+    heads = np.stack([STEPS * 1.0, np.full(len(STEPS), np.nan)], axis=1)
+    heads[:3] = np.nan
+    write_run(tmp_path, "a", {"loss": STEPS, "s/x": (heads, ("head",))})
+    (curve,) = sl.compare(["a"], "s/x", folder=tmp_path).curves
+    assert curve.x.tolist() == curve.middle.tolist() == STEPS[3:].tolist()
+
+
 def test_a_probe_means_all_of_its_series(runs):
     assert [series.name for series in sl.compare(["seed0"], ["s"], folder=runs).series] == ["s/entropy"]
     assert [series.name for series in sl.compare(["seed0"], "all", folder=runs).series] == ["loss", "s/entropy"]

@@ -198,7 +198,7 @@ WORDS = ["run", "markov", "--name", "r", "--probes", "attention_sparsity", *(w f
 def processes():
     """Makes processes that have imported everything before they start."""
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["stagelens.running", "stagelens.report", "stagelens.cli.running", "small"])
+    context.set_forkserver_preload(["stagelens.running", "stagelens.report", "stagelens_markov.tasks"])
     return context.Process
 
 

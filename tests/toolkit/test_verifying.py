@@ -152,6 +152,20 @@ def test_an_interruption_ends_it_and_shows_what_was_found(verifying, monkeypatch
     assert "interrupted" in answer.err
 
 
+def test_on_a_terminal_a_bar_shows_what_is_done_and_what_runs(verifying, monkeypatch):
+    monkeypatch.setattr("stagelens.cli.output.is_terminal", lambda: True)
+    monkeypatch.setenv("COLUMNS", "120")
+    answer = verifying("T1", "T6", options=("--json", "--seeds", "1"))
+    assert [result["verdict"] for result in answer.json] == ["holds", "error"]
+    assert "lines seed 0" in answer.err and "2/2" in answer.err
+
+
+def test_time_left_is_that_of_what_was_done():
+    from stagelens.cli.verifying import _left
+
+    assert [_left(30, 0, 4), _left(30, 1, 4), _left(120, 2, 4), _left(30, 4, 4)] == ["", "left 1:30", "left 2:00", ""]
+
+
 def test_a_cache_that_cannot_be_written_is_one_line(cli, tmp_path):
     (tmp_path / "file").write_text("")
     answer = cli("--plugin-dir", PLUGIN, "verify", "--claim", "T6", "--cache", tmp_path / "file")

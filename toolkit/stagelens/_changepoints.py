@@ -21,6 +21,7 @@ Array = NDArray[np.float64]
 Indices = NDArray[np.intp]
 Flags = NDArray[np.bool_]
 
+DRIFT=1.0
 MOST_POINTS = 360  # more are averaged in blocks: the partition takes quadratic time
 LEAST_NOISE = 1e-3  # of the range: smaller wiggles are not looked at
 SLOWER = 0.3  # a plateau changes at less than this share of the rate of the transitions beside it
@@ -288,6 +289,7 @@ class Moves:
 
     levels: Array  # [move + 1]
     errors: Array  # [move + 1], standard errors of the levels
+    drifts: Array  # [move + 1], how much the plateaus themselves fall or rise
     starts: Array  # [move], where 10 % of the drop is done, as a place on the axis
     ats: Array  # [move], the middle of the shortest stretch that does half of it
     ends: Array  # [move], where 90 % is done
@@ -308,6 +310,7 @@ class Moves:
         """The move that is the least of one, if there is any that is none."""
         size, error = np.abs(self.drops), np.hypot(self.errors[1:], self.errors[:-1])
         score = np.minimum(size / (significance * error), size / min_drop if min_drop > 0 else np.inf)
+        score = np.minimum(score, size / (DRIFT*np.maximum(np.maximum(self.drifts[1:], self.drifts[:-1]), 1e-12)))
         score = np.where(self.shares > SHORTER, np.minimum(score, 0.9 - 0.4 * self.shares), score)
         score[self.directions * self.drops <= 0] = 0.0
         score[self._overshoots()] = 0.0
@@ -330,7 +333,7 @@ def _measure(curve: Pieces, moves: list[Move]) -> Moves:
     middles = np.array([0.0, *((x[a] + x[b + 1]) / 2 for a, b in moves), 1.0])
     levels = np.array([np.median(curve(np.linspace(a, b, 201))) for a, b in pairwise(middles)])
     levels[0], levels[-1] = (h[0] if cut[0] else levels[0]), (h[-1] if cut[1] else levels[-1])
-    errors = np.zeros(len(levels))
+    errors, drifts = np.zeros(len(levels)), np.zeros(len(levels))
     for _ in range(2):  # the levels say where the plateaus begin and end, and the plateaus say the levels
         places = np.array(
             [_progress(curve, *middles[i : i + 3], *levels[i : i + 2]) for i in range(len(moves))]
@@ -341,10 +344,12 @@ def _measure(curve: Pieces, moves: list[Move]) -> Moves:
             if (i == 0 and cut[0]) or (i == len(moves) and cut[1]) or not on.any():
                 errors[i] = curve.s[np.argmin(np.abs(curve.u - (start + end) / 2))]
                 continue
+            low, high = np.quantile(curve(np.linspace(start, end, 101)), [0.25, 0.75])
+            drifts[i] = 2 * (high - low)  # of a straight line, all of it; of a tail left by the move before, nothing
             weight = curve.s[on] ** -2
             levels[i], errors[i] = np.average(curve.v[on], weights=weight), np.sum(weight) ** -0.5
     directions = np.array([np.sign(h[a] - h[b + 1]) for a, b in moves])
-    return Moves(levels, errors, places[:, 0], places[:, 1], places[:, 2], directions, cut)
+    return Moves(levels, errors, drifts, places[:, 0], places[:, 1], places[:, 2], directions, cut)
 
 
 def _progress(

@@ -23,7 +23,7 @@ import numpy as np
 
 from stagelens.alignment import ALIGNMENTS
 from stagelens.errors import UsageError
-from stagelens.events import places, probe_events
+from stagelens.events import mean_of_measured, places, probe_events
 from stagelens.members import Member
 from stagelens.palette import COLOURS, DASHES
 from stagelens.plain import plain
@@ -50,7 +50,7 @@ def run_chart(run: Run, predictions: Sequence[Prediction] = ()) -> Chart | None:
     times = [p for p in predictions if p.kind == "time" and not callable(p.expected)]
     events = probe_events(run.timeline)
     chart: Chart = {"alignments": alignments, "axes": {"run": axes[0]}, "series": series}
-    chart["log"] = getattr(member.found, "axis", "linear") == "log"
+    chart["log"] = member.is_log
     for key in ("marks", "times", "events"):
         chart[key] = {}
     for one in (a["name"] for a in alignments if not a["problem"]):
@@ -94,7 +94,7 @@ def comparison_chart(comparison: Comparison) -> Chart:
         series.append({"name": one.name, "title": one.label + scale, "labels": list(one.labels), "traces": traces})
     first = [a for a in alignments if a["name"] == comparison.align]
     ordered = first + [a for a in alignments if a not in first]
-    return {"alignments": ordered, "axes": axes, "series": series}
+    return {"alignments": ordered, "axes": axes, "series": series, "log": comparison.is_log}
 
 
 def _axes(members: Sequence[Member], labels: dict[str, str]) -> tuple[list[dict[str, Any]], list[dict[str, str]]]:
@@ -118,7 +118,7 @@ def _run_series(run: Run, name: str, predictions: Sequence[Prediction]) -> dict[
     flat = values.reshape(len(values), -1)
     labels, rule = places(column), ""
     if len(labels) > MOST_TRACES:
-        flat, labels, rule = flat.mean(axis=1, keepdims=True), [name], f" (mean over {', '.join(column.dims)})"
+        flat, labels, rule = mean_of_measured(flat, 1)[:, None], [name], f" (mean over {', '.join(column.dims)})"
     traces = [
         _look(index)
         | {"name": label or name, "axis": "run", "y": _rounded(flat[:, index]), "step": bool(column.labels)}

@@ -15,7 +15,8 @@ import numpy as np
 from stagelens.alignment import ALIGNMENTS, Floats, check_alignment, common_grid, resample
 from stagelens.errors import UsageError
 from stagelens.files import write_text
-from stagelens.members import EVERY, Member, Members, RunGroup, Series, group_members
+from stagelens.grouping import RunGroup, group_members
+from stagelens.members import EVERY, Member, Members, Series
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -83,6 +84,11 @@ class Comparison:
         if align == "step" and True in flows:
             return "time" if flows == {True} else "training step, or a flow's time"
         return ALIGNMENTS[align]
+
+    @property
+    def is_log(self) -> bool:
+        """Whether steps are better seen on a log axis: every run's stages were found on one."""
+        return all(member.is_log for group in self.groups for member in group.members)
 
     @property
     def columns(self) -> list[str]:

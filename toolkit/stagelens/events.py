@@ -86,11 +86,18 @@ def _label_changes(column: Column, steps: NDArray[Any], flat: Floats) -> Iterato
 def _half_rises(column: Column, steps: NDArray[Any], flat: Floats) -> Iterator[tuple[float, str]]:
     names = places(column)
     if len(names) > MOST_PLACES:
-        names, flat = [f"mean over {', '.join(column.dims)}"], flat.mean(axis=1, keepdims=True)
+        names, flat = [f"mean over {', '.join(column.dims)}"], mean_of_measured(flat, 1)[:, None]
     for index, place in enumerate(names):
         at = half_rise(steps, flat[:, index])
         if at is not None:
             yield at, f"{place}: half of its rise".removeprefix(": ")
+
+
+def mean_of_measured(values: Floats, axis: int) -> Floats:
+    """The mean of `values` along `axis` over what was measured; nan where nothing was."""
+    there = ~np.isnan(values)
+    count = there.sum(axis)
+    return np.where(count > 0, np.where(there, values, 0.0).sum(axis) / np.maximum(count, 1), np.nan)
 
 
 def places(column: Column) -> list[str]:

@@ -1,11 +1,10 @@
-"""The members of a comparison: runs as it sees them, the series that they share, and groups of seeds."""
+"""The members of a comparison: runs as it sees them, and the series that they share."""
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -15,6 +14,7 @@ from numpy.typing import NDArray
 
 from stagelens.alignment import Floats, by_fraction, by_loss, by_stage
 from stagelens.errors import StagelensError, UsageError, unknown
+from stagelens.events import mean_of_measured
 from stagelens.runs import Run, load
 from stagelens.timeline import Timeline
 
@@ -37,7 +37,7 @@ class Series:
     def middle(self, values: Floats, axis: int) -> Floats:
         """What stands for `values` along `axis`: their mean, or the most common of labels (the first of equals)."""
         if not self.labels:
-            return np.asarray(values.mean(axis))
+            return mean_of_measured(values, axis)
         counts = np.stack([(values == code).sum(axis) for code in range(len(self.labels))])
         return np.asarray(counts.argmax(0), dtype=np.float64)
 
@@ -109,6 +109,11 @@ class Member:
         except StagelensError:
             return ()
 
+    @property
+    def is_log(self) -> bool:
+        """Whether the stages were found on a log axis."""
+        return getattr(self.found, "axis", "linear") == "log"
+
     @cached_property
     def transitions(self) -> list[float]:
         return [float(stage.at) for stage in self.found if stage.kind == "transition"]
@@ -127,9 +132,9 @@ class Member:
     def reduced(self, series: Series) -> tuple[Floats, Floats]:
         """(steps, values) of `series`, one number a step, where it was measured."""
         values = self.timeline.series(series.name).reshape(len(self.steps), -1)
-        there = ~np.isnan(values).any(axis=1)
+        there = ~np.isnan(values).all(axis=1)
         if not there.any():
-            raise UsageError(f"run {self.name!r}: series {series.name!r} holds no whole measurement")
+            raise UsageError(f"run {self.name!r}: series {series.name!r} holds no number")
         return self.steps[there].astype(np.float64), series.middle(values[there], 1)
 
     def value_at(self, series: Series, step: float) -> float | None:
@@ -230,53 +235,8 @@ class Members(Sequence[Member]):
         return Series(name, rule, columns[0].labels)
 
 
-@dataclass(frozen=True)
-class RunGroup:
-    """Members that differ in nothing but the seed."""
-
-    name: str
-    members: tuple[Member, ...]
-
-    @property
-    def seeds(self) -> list[int | None]:
-        return [member.seed for member in self.members]
-
-
-def group_members(members: Sequence[Member]) -> list[RunGroup]:
-    """`members` in groups of the same task and config, in order of first appearance.
-
-    A second run of a seed that a group already has starts another group: it would count that seed twice. A bare
-    timeline stands alone: nothing is known of its config.
-    """
-    groups: dict[tuple[Any, ...], list[Member]] = {}
-    times: Counter[str] = Counter()
-    for number, member in enumerate(members):
-        what = json.dumps([member.task, member.config if member.run else number], sort_keys=True, default=str)
-        times[f"{what} {member.seed}"] += 1
-        groups.setdefault((what, times[f"{what} {member.seed}"]), []).append(member)
-    names = [_group_name(group, list(groups.values())) for group in groups.values()]
-    repeated = Counter(names)
-    return [
-        RunGroup(name if repeated[name] == 1 else f"{name} [{number}]", tuple(group))
-        for number, (name, group) in enumerate(zip(names, groups.values(), strict=True), start=1)
-    ]
-
-
-def _group_name(group: Sequence[Member], groups: Sequence[Sequence[Member]]) -> str:
-    """A run's own name, or `task key=value, 3 seeds` with the keys in which groups of that task differ."""
-    if len(group) == 1:
-        return group[0].name
-    task, config = group[0].task, group[0].config
-    others = [other[0].config for other in groups if other[0].task == task]
-    differing = [key for key in config if any(other.get(key) != config[key] for other in others)]
-    settings = "".join(f" {key}={config[key]}" for key in differing)
-    return f"{task}{settings}, {len(group)} seeds"
-
-
 def _distinct(members: Sequence[Member]) -> list[Member]:
     """Members with their folder before a name that occurs twice."""
-    from dataclasses import replace
-
     repeated = Counter(member.name for member in members)
     return [
         replace(m, name=f"{m.run.folder.parent.name}/{m.name}" if m.run else f"{m.name} [{number}]")

@@ -135,40 +135,43 @@ def _bar(total: int) -> Iterator[tuple[Entering, Watch | None]]:
         yield iter, None
         return
     from rich.console import Console
-    from rich.progress import (
-        BarColumn,
-        MofNCompleteColumn,
-        Progress,
-        TextColumn,
-        TimeElapsedColumn,
-        TimeRemainingColumn,
-    )
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
     columns = (
         TextColumn("{task.description}"),
         BarColumn(),
         MofNCompleteColumn(),
         TimeElapsedColumn(),
-        TextColumn("left"),
-        TimeRemainingColumn(),
+        TextColumn("{task.fields[left]}"),
     )
-    whole_hour = 3600.0  # a claim may take minutes: rich forgets after 30 seconds how fast it was
-    with Progress(*columns, console=Console(stderr=True), speed_estimate_period=whole_hour) as bar:
-        claims = bar.add_task("claims", total=total)
-        run = bar.add_task("", total=None, visible=False)
+    with Progress(*columns, console=Console(stderr=True)) as bar:
+        claims = bar.add_task("claims", total=total, left="")
+        run = bar.add_task("", total=None, visible=False, left="")
         running = ""
+
+        def show(row: Any, done: float, of: float, label: str) -> None:
+            left = _left(bar.tasks[row].elapsed or 0.0, done, of)
+            bar.update(row, completed=done, total=of, description=label, left=left, visible=True)
 
         def entering(chosen: list[Chosen]) -> Iterator[Chosen]:
             for number, claim in enumerate(chosen):
-                bar.update(claims, completed=number, description=f"{claim.plugin} {claim.ref.id}: {claim.ref.title}")
+                show(claims, number, total, f"{claim.plugin} {claim.ref.id}: {claim.ref.title}")
                 yield claim
-            bar.update(claims, completed=total)
+            show(claims, total, total, "claims")
 
         def watch(label: str, step: float, steps: float) -> None:
             nonlocal running
             if label != running or step < bar.tasks[run].completed:
                 running = label
                 bar.reset(run)
-            bar.update(run, description=f"  {label}", completed=step, total=steps, visible=True)
+            show(run, step, steps, f"  {label}")
 
         yield entering, watch
+
+
+def _left(elapsed: float, done: float, of: float) -> str:
+    """The time left if the rest goes as what is done; rich's own estimate forgets after half a minute."""
+    if not done or done >= of:
+        return ""
+    minutes, seconds = divmod(round(elapsed / done * (of - done)), 60)
+    return f"left {minutes}:{seconds:02d}"

@@ -35,9 +35,9 @@ def comparison_figure(comparison: Comparison) -> Figure:
             axis.set_ylabel(_axis_label(series, comparison.relative), fontsize=8.5)
             if series.labels:
                 axis.set_yticks(range(len(series.labels)), series.labels)
-            axis.margins(x=0.01)
             _mark_transitions(axis, comparison)
         axes[-1].set_xlabel(comparison.x_label)
+        _fit_x_axis(axes[-1], comparison)
         figure.align_ylabels(axes)
         note = f"line: mean, band: {SPREAD}, hairlines: the seeds" if several else None
         look: Any = {
@@ -71,6 +71,15 @@ def _mark_transitions(axis: Axes, comparison: Comparison) -> None:
         for member in group.members:
             for place in member.place(np.array(member.transitions), comparison.align):
                 axis.axvline(place, **line_style(index) | {"lw": 0.6, "alpha": 0.5, "zorder": 0})
+
+
+def _fit_x_axis(axis: Axes, comparison: Comparison) -> None:
+    """A log axis where the stages of every run were found on one, from the first place above zero."""
+    axis.margins(x=0.01)
+    positive = [x for curve in comparison.curves for places, _ in curve.seeds for x in places if x > 0]
+    if comparison.is_log and comparison.align in ("step", "fraction") and positive:
+        axis.set_xscale("log")
+        axis.set_xlim(min(positive), max(positive) * 1.03)
 
 
 def _axis_label(series: Series, relative: bool) -> str:

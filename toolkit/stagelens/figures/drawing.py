@@ -88,7 +88,7 @@ def name_above(axis: Axes, names: Sequence[tuple[float, str]]) -> None:
     """Names above the axis at their places; a name that would run into the one before goes a line higher."""
     ends: list[float] = []  # where each line of names is occupied up to
     for place, name in sorted(names):
-        width = 0.011 * len(name) + 0.02  # of the axis, at this font size on the widths that are used
+        width = 0.0095 * len(name) + 0.01  # of the axis, at this font size on the widths that are used
         left = _across(axis, place) - width / 2
         line = next((i for i, end in enumerate(ends) if left > end), len(ends))
         ends[line:] = [left + width, *ends[line + 1 :]]

@@ -118,7 +118,9 @@
   chart.alignments.forEach((one) => addOption(control("align"), one.name, one.problem ? `${one.name} (not possible)` : one.name, Boolean(one.problem)));
   control("align").title = chart.alignments.map((one) => one.problem).filter(Boolean).join("\n");
   control("events-label").hidden = !Object.values(chart.events ?? {}).some((events) => events.length);
-  control("log-x").checked = Boolean(chart.log);
+  const fitLog = () => { control("log-x").checked = Boolean(chart.log) && ["step", "fraction"].includes(control("align").value); };
+  control("align").addEventListener("change", fitLog);
+  fitLog();
   for (const name of ["series", "align", "log-x", "log-y", "events"]) control(name).addEventListener("change", draw);
   draw();
 })();
