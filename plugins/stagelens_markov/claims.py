@@ -186,11 +186,13 @@ class CompeteThenCooperate(Claim):
 
     @staticmethod
     def _share_together(timeline: Timeline) -> float:
+        """How far into the competitive phase, as a share of its steps, the first head leaves I(1)."""
         phase = np.flatnonzero(competitive(timeline))
         if not len(phase):
             return 0.0
         first, last = timeline.steps[phase[0]], timeline.steps[phase[-1]]
-        left = [at for at in phase if any(group != "I(1)" for group in leaders(timeline)[at])]
+        groups = leaders(timeline)
+        left = [at for at in phase if any(group != "I(1)" for group in groups[at])]
         together = timeline.steps[left[0]] if left else last
         return float((together - first) / max(last - first, 1))
 

@@ -68,14 +68,14 @@ def _draw(rng: np.random.Generator) -> Curve | None:
         rise[0] = 1 - np.exp(-(u - u[0]) / (2 * widths[0]))
         centres[0] = u[0]
 
+    if "overshoot" in traits:  # goes too far, and comes back
+        i = int(rng.integers(count))
+        late = np.maximum(u - centres[i], 0.0) / widths[i]
+        rise[i] = rise[i] * (1 + rng.uniform(0.1, 0.4) * np.exp(-late / rng.uniform(4, 10)))
+
     values = rng.normal() - sum((d * r for d, r in zip(drops, rise, strict=True)), np.zeros_like(u))
     if "sloping" in traits:
         values = values - _drift(rng, u, centres, drops)
-    if "overshoot" in traits:
-        i = int(rng.integers(count))
-        x = 2 * np.maximum((u - centres[i]) / widths[i] / RISE_10_90 - 0.7, 0.0)  # from its end on
-        values = values - drops[i] * rng.uniform(0.05, 0.25) * x * np.exp(1 - x)
-
     if "unfinished" in traits:
         before = centres[-2] if count > 1 else 0.0
         keep = u <= max(centres[-1] + widths[-1] * rng.uniform(0.0, 3.0), before)

@@ -77,5 +77,5 @@ def test_a_damaged_checkpoint_is_passed_over_for_the_one_before(tmp_path, length
 
 def test_what_cannot_be_stored_is_named(tmp_path):
     with pytest.raises(StagelensError, match=r"scheduler\.rule holds a function"):
-        checkpoint.save(tmp_path, 0, "a/b", {"scheduler": {"rule": len.__class__ and (lambda: 0)}})
+        checkpoint.save(tmp_path, 0, "a/b", {"scheduler": {"rule": lambda: 0}})
     assert checkpoint.steps_in(tmp_path) == []

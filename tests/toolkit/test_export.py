@@ -31,7 +31,9 @@ def check_table(table, timeline):
             place = {d: row[d] for d in expected.dims if d != "step"}
             labelled = expected.assign_coords({d: [str(v) for v in expected[d].values] for d in place})
             assert labelled.sel(step=row["step"], **place).item() == row["value"]
-            assert all(pandas.isna(row[d]) for d in table.columns if d not in {*expected.dims, "series", "value", "step"})
+            assert all(
+                pandas.isna(row[d]) for d in table.columns if d not in {*expected.dims, "series", "value", "step"}
+            )
 
 
 def test_parquet_holds_every_number_exactly(done):
@@ -43,7 +45,7 @@ def test_parquet_holds_every_number_exactly(done):
 def test_csv_holds_every_number_exactly(done, tmp_path):
     path = export(done, "csv", tmp_path / "out.csv")
     kinds = dict.fromkeys(pandas.read_csv(path, nrows=0).columns.difference(["step", "value"]), "string")
-    check_table(pandas.read_csv(path, dtype=kinds, float_precision="round_trip"), done.timeline)
+    check_table(pandas.read_csv(path, dtype=kinds, converters={"value": float}), done.timeline)
 
 
 def test_netcdf_holds_the_labelled_arrays(done):
@@ -62,7 +64,7 @@ def test_netcdf_holds_the_labelled_arrays(done):
 def test_mistakes_of_an_export(done, tmp_path):
     with pytest.raises(UsageError, match=r"unknown format 'parket' \(did you mean 'parquet'\?\)"):
         export(done, "parket")
-    with pytest.raises(EnvironmentFault, match="No such file or directory"):
+    with pytest.raises(EnvironmentFault, match="cannot write .*nowhere"):
         export(done, "csv", tmp_path / "nowhere" / "out.csv")
     empty = run(Regression, tmp_path / "runs", settings={"steps": 1})
     (empty.folder / FILE).unlink()

@@ -38,7 +38,9 @@ def test_a_place_that_cannot_be_written_is_the_machines_fault(tmp_path):
         write_text(tmp_path / "file" / "a.txt", "text")
 
 
-@pytest.mark.parametrize("name", ["", ".", "..", ".hidden", "a/b", "../a", "/a", "a\\b", "a\0b", " a", "a\n", "x" * 201])
+@pytest.mark.parametrize(
+    "name", ["", ".", "..", ".hidden", "a/b", "../a", "/a", "a\\b", "a\0b", " a", "a\n", "x" * 201]
+)
 def test_names_that_could_leave_the_folder_are_refused(name):
     with pytest.raises(UsageError, match="run name"):
         safe_name(name)

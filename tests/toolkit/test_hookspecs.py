@@ -116,7 +116,10 @@ def test_a_plugin_hands_over_tasks_probes_and_claims():
     host.load("registering", "1", Registering)
     assert host.failed == []
     assert host.task("small").load() is Regression and host.task("small/decay").load() is Decay
-    assert (host.probes["middle"].title, host.probes["middle"].readings) == ("The mean of the middle layer.", ("value",))
+    assert (host.probes["middle"].title, host.probes["middle"].readings) == (
+        "The mean of the middle layer.",
+        ("value",),
+    )
     assert host.claims["small-1"].title == "it learns"
 
 

@@ -31,7 +31,11 @@ HOOKIMPL = "from stagelens import hookimpl\n\n\n@hookimpl\n"
 BAD = {
     "import_error": ("import stagelens\n\nimport nothing_of_that_name\n", "No module named 'nothing_of_that_name'", 3),
     "syntax_error": ("x = 1\ndef f(:\n", "SyntaxError", 2),
-    "misspelt": (HOOKIMPL + "def stagelens_register_task():\n    return []\n", "did you mean 'stagelens_register_tasks'", 4),
+    "misspelt": (
+        HOOKIMPL + "def stagelens_register_task():\n    return []\n",
+        "did you mean 'stagelens_register_tasks'",
+        4,
+    ),
     "wrong_argument": (HOOKIMPL + "def stagelens_run_started(runs):\n    pass\n", "{'runs'}", 4),
     "raises": (HOOKIMPL + "def stagelens_register_probes():\n    return [1 / 0]\n", "ZeroDivisionError", 6),
     "exits": ("import sys\nsys.exit(3)\n", "SystemExit: 3", 2),
@@ -158,7 +162,9 @@ def test_places_that_hold_no_plugin_are_mistakes(tmp_path):
 
 def test_unknown_names_list_the_known_ones_and_the_nearest():
     host = make_host()
-    with pytest.raises(UsageError, match=r"unknown task 'markow' \(did you mean 'markov/minimal'\?\); known: .*markov/min"):
+    with pytest.raises(
+        UsageError, match=r"unknown task 'markow' \(did you mean 'markov/minimal'\?\); known: .*markov/min"
+    ):
         host.task("markow")
     with pytest.raises(UsageError, match=r"'attention_sparcity' \(did you mean 'attention_sparsity'\?\).*weight_norms"):
         host.probes["attention_sparcity"]

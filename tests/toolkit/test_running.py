@@ -13,8 +13,8 @@ from small import Decay, Regression, Repeats, assert_same_weights, run, weights
 import stagelens as sl
 from stagelens.errors import EnvironmentFault, UsageError
 from stagelens.manifest import FILE
-from stagelens.runs import LOCK, catalogue
 from stagelens.running import _writer
+from stagelens.runs import LOCK, catalogue
 
 
 def everything_in(folder):
@@ -25,11 +25,13 @@ def test_a_run_is_a_folder_with_manifest_timeline_and_checkpoints(tmp_path):
     done = run(Regression, tmp_path, seed=3)
     assert done.folder == tmp_path / "small-regression-quick-seed3"
     names = {path.name for path in done.folder.iterdir()}
-    assert {"run.json", "timeline.sqlite", "checkpoints"} <= names <= {"run.json", "timeline.sqlite", "checkpoints", LOCK}
+    assert (
+        {"run.json", "timeline.sqlite", "checkpoints"} <= names <= {"run.json", "timeline.sqlite", "checkpoints", LOCK}
+    )
     manifest = done.manifest
     assert (manifest.status, manifest.step, manifest.steps, manifest.seed) == ("finished", 40, 40, 3)
     assert (manifest.task, manifest.preset, manifest.metric, manifest.device) == (Regression.id, "quick", "loss", "cpu")
-    assert manifest.versions["torch"] == torch.__version__.partition("+")[0] or "+" in manifest.versions["torch"]
+    assert manifest.versions["torch"].partition("+")[0] == torch.__version__.partition("+")[0]
     assert done.timeline.steps[0] == 0 and done.timeline.steps[-1] == 40
     assert done.checkpoints[0] == 0 and done.checkpoints[-1] == 40
     assert done.final["loss"] < 0.2 * done.timeline.scalar("loss")[1][0]
@@ -185,9 +187,8 @@ def test_a_loaded_run_knows_its_task(tmp_path):
     loaded = sl.load(done.folder)
     assert loaded.experiment.config == done.experiment.config and loaded.experiment.seed == 0
     assert loaded.model_at(1).cfg.n_heads == 3
-    assert loaded.command == (
-        "stagelens run markov/minimal --preset quick --set batch_size=4 --set steps=2 --set T=3 --set d=5 --seed 0"
-    ) or set(loaded.command.split()) >= {"markov/minimal", "steps=2", "d=5", "T=3", "batch_size=4"}
+    words = {"stagelens", "run", "markov/minimal", "--preset", "quick", "--seed", "0", "--set"}
+    assert set(loaded.command.split()) == words | {"steps=2", "d=5", "T=3", "batch_size=4"}
 
 
 def test_settings_may_be_a_mapping_or_words(tmp_path):

@@ -19,7 +19,9 @@ def test_the_streams_are_the_same_on_every_machine():
     assert drawn.tolist() == [521305863, 1986160204, 101292551]
 
 
-@given(st.lists(st.tuples(st.integers(0, 3), st.sampled_from(["init", "train", "eval"]), st.integers(0, 3)), unique=True))
+@given(
+    st.lists(st.tuples(st.integers(0, 3), st.sampled_from(["init", "train", "eval"]), st.integers(0, 3)), unique=True)
+)
 def test_different_uses_get_different_seeds(paths):
     assert len({derive(*path) for path in paths}) == len(paths)
 

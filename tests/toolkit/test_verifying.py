@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -171,6 +173,15 @@ def test_a_cache_that_cannot_be_written_is_one_line(cli, tmp_path):
     answer = cli("--plugin-dir", PLUGIN, "verify", "--claim", "T6", "--cache", tmp_path / "file")
     assert answer.code == 1
     assert "give another --cache" in answer.complaint
+
+
+def test_help_and_mistakes_need_no_torch():
+    script = (
+        "import sys\nfrom stagelens.cli import main\nfor words in (['--help'], ['nobody'], ['--claim', 'X']):\n"
+        "    sys.argv = ['stagelens', 'verify', *words]\n    try: main()\n    except SystemExit: pass\n"
+        "sys.exit('torch' in sys.modules)"
+    )
+    assert subprocess.run([sys.executable, "-c", script], capture_output=True).returncode == 0
 
 
 def test_from_python(imports, tmp_path):

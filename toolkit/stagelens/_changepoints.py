@@ -21,11 +21,10 @@ Array = NDArray[np.float64]
 Indices = NDArray[np.intp]
 Flags = NDArray[np.bool_]
 
-DRIFT=1.0
 MOST_POINTS = 360  # more are averaged in blocks: the partition takes quadratic time
 LEAST_NOISE = 1e-3  # of the range: smaller wiggles are not looked at
 SLOWER = 0.3  # a plateau changes at less than this share of the rate of the transitions beside it
-SHORTER = 0.5  # a transition takes less than this share of the distance between its neighbours
+SHORTER = 0.4  # a transition takes less than this share of the distance between its neighbours
 PLATEAU_POINTS = 3
 # Costs in units of chi square: what a piece, a slope and a corner must each explain to be there.
 PIECE, SLOPE, CORNER, BEND = 5.0, 4.0, 4.0, 12.0
@@ -310,7 +309,7 @@ class Moves:
         """The move that is the least of one, if there is any that is none."""
         size, error = np.abs(self.drops), np.hypot(self.errors[1:], self.errors[:-1])
         score = np.minimum(size / (significance * error), size / min_drop if min_drop > 0 else np.inf)
-        score = np.minimum(score, size / (DRIFT*np.maximum(np.maximum(self.drifts[1:], self.drifts[:-1]), 1e-12)))
+        score = np.minimum(score, size / np.maximum(np.maximum(self.drifts[1:], self.drifts[:-1]), 1e-12))
         score = np.where(self.shares > SHORTER, np.minimum(score, 0.9 - 0.4 * self.shares), score)
         score[self.directions * self.drops <= 0] = 0.0
         score[self._overshoots()] = 0.0

@@ -59,7 +59,7 @@ class _Watch(TorchDispatchMode):
         super().__init__()
         self.strict = strict
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # noqa: ARG002
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         given = [t for t in tree_leaves((args, kwargs or {})) if isinstance(t, Tensor)]
         elsewhere = [t for t in given if t.device.type != META and t.ndim > 0]
         if elsewhere and len(elsewhere) < len(given) and func not in MOVES:

@@ -13,7 +13,6 @@ from stagelens.flow import Diverged
 from stagelens.seeds import derive, seed_everywhere, untouched_rng
 from stagelens.task import Phase, Task
 
-
 SMALLER = "try a smaller lr, or clip=1"  # what to do about a loss that diverged
 
 

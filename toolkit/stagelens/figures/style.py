@@ -9,6 +9,8 @@ from typing import Any
 
 import matplotlib
 from cycler import cycler
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.figure import Figure
 
 from stagelens.files import writing
@@ -81,10 +83,18 @@ def headline(figure: Figure, text: str) -> None:
 
 
 def save(figure: Figure, path: Path) -> None:
-    """Writes `figure` as the ending of `path` says, whole or not at all."""
+    """Writes `figure` as a png or svg file, as the ending of `path` says, whole or not at all.
+
+    The canvas is asked directly: `savefig` would draw every figure once more beforehand, to no use here.
+    """
+    dpi = figure.dpi
     with styled(), writing(path) as aside:
         _lay_out(figure)
-        figure.savefig(aside, format=path.suffix[1:].lower(), metadata=_metadata(path))
+        if path.suffix.lower() == ".svg":
+            FigureCanvasSVG(figure).print_svg(str(aside), metadata={"Date": None})
+        else:
+            FigureCanvasAgg(figure).print_png(str(aside))
+    figure.set_dpi(dpi)  # the svg canvas changes it
 
 
 def _lay_out(figure: Figure) -> None:
@@ -93,8 +103,3 @@ def _lay_out(figure: Figure) -> None:
     if engine is not None:
         engine.execute(figure)
         figure.set_layout_engine("none")
-
-
-def _metadata(path: Path) -> dict[str, Any]:
-    """Without the date, which would make every file differ."""
-    return {"Date": None} if path.suffix.lower() == ".svg" else {}

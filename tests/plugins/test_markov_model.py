@@ -1,0 +1,99 @@
+"""The minimal architecture: its formula, its hooks, and the solution written by hand."""
+
+from __future__ import annotations
+
+import torch
+
+import stagelens as sl
+from stagelens_markov.model import MinimalTransformer
+from stagelens_markov.tasks import MarkovConfig, Minimal
+
+
+def small(d=4, w=3, T=3, heads=2, scale=0.7):
+    model = MinimalTransformer(d, w, T, heads, scale, torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        model.blocks[0].attn.V.copy_(torch.randn(heads, d + w + T - 1, d, generator=torch.Generator().manual_seed(1)))
+    return model
+
+
+def by_hand(model, tokens, T):
+    """sum_h V_h^T X softmax(x_k^T A_h x_q) over the keys up to the query, as a loop: [T, d]."""
+    attn = model.blocks[0].attn
+    n, d = len(tokens), attn.V.shape[-1]
+    X = torch.zeros(n, d + n)
+    for i, token in enumerate(tokens):
+        X[i, token] = X[i, d + i] = 1
+    rows = []
+    for q in range(n - T, n):
+        logits = torch.zeros(d)
+        for A, V in zip(attn.A, attn.V, strict=True):
+            a = torch.stack([X[k] @ A @ X[q] for k in range(q + 1)]).softmax(0)
+            logits = logits + sum(a[k] * (V.T @ X[k]) for k in range(q + 1))
+        rows.append(logits)
+    return torch.stack(rows)
+
+
+def test_the_logits_are_those_of_the_formula():
+    model = small()
+    tokens = torch.randint(4, (6, 5), generator=torch.Generator().manual_seed(2))
+    found = model(tokens)
+    assert found.shape == (6, 3, 4)
+    for n in range(6):
+        assert torch.allclose(found[n], by_hand(model, tokens[n].tolist(), 3), atol=1e-5)
+
+
+def test_it_starts_at_the_uniform_prediction_with_scores_of_the_given_scale():
+    model = MinimalTransformer(4, 3, 3, 2, 0.05, torch.Generator().manual_seed(0))
+    assert torch.equal(model(torch.zeros(1, 5, dtype=torch.int64)), torch.zeros(1, 3, 4))
+    assert model.blocks[0].attn.A.abs().max() <= 0.05 and model.blocks[0].attn.A.std() > 0.02
+
+
+def test_hooks_carry_transformer_lens_names_and_shapes():
+    model = small()
+    tokens = torch.randint(4, (6, 5))
+    _, cache = model.run_with_cache(tokens)
+    shapes = {name: tuple(cache[f"blocks.0.attn.{name}"].shape) for name in ("hook_pattern", "hook_attn_scores")}
+    assert shapes == {"hook_pattern": (6, 2, 3, 5), "hook_attn_scores": (6, 2, 3, 5)}
+    pattern = cache["blocks.0.attn.hook_pattern"]
+    assert torch.allclose(pattern.sum(-1), torch.ones(6, 2, 3))
+    assert (pattern[:, :, 0, 3:] == 0).all() and (pattern[:, :, 2] > 0).all()
+
+
+def solved(task):
+    """The model with the true solution written in: head k looks at I(k) and V_k = A*_k^T."""
+    c, model = task.config, task.build_model()
+    attn = model.blocks[0].attn
+    with torch.no_grad():
+        attn.A.zero_()
+        attn.V.zero_()
+        for k, interval in enumerate(c.intervals):
+            attn.V[k, : c.d] = task.process.features[k].T
+            for query in range(attn.A.shape[-1] - c.d):
+                for lag in interval:
+                    if query - lag + 1 >= 0:  # lag 1 is the query's own position
+                        attn.A[k, c.d + query - lag + 1, c.d + query] = 60.0
+    return model
+
+
+def test_the_true_solution_has_no_excess_loss():
+    task = Minimal(MarkovConfig(d=7, T=6), seed=2)
+    model = solved(task)
+    batch = task.sample(500, torch.Generator().manual_seed(0))
+    excess = task.metrics(model(batch[:, :-1]), batch)["excess"]
+    assert abs(excess) < 1e-3
+    with torch.no_grad():
+        model.blocks[0].attn.V[2].zero_()
+    assert task.metrics(model(batch[:, :-1]), batch)["excess"] > 0.05
+
+
+def test_the_true_solution_is_cooperative_and_covers_every_group():
+    task = Minimal(MarkovConfig(d=7, T=6), seed=2)
+    recorder = sl.Recorder(solved(task), ["head_specialization"], task.sample(50, torch.Generator()), task=task)
+    recorder.measure(0)
+    timeline = recorder.timeline
+    assert timeline["head_specialization/coverage"].item() == 1
+    phase = timeline["head_specialization/phase"]
+    assert phase.attrs["flag_meanings"].split()[int(phase.item())] == "cooperative"
+    mass = timeline["head_specialization/mass"].sel(step=0, layer=0)
+    for k in range(3):
+        assert mass.sel(head=k, group=f"I({k + 1})").item() > 0.99
