@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -83,7 +83,7 @@ class Descent:
     @property
     def times(self) -> Floats:
         """Flow time in units of tau: a step of rate lr follows dL/dW, the flow 1/2 dL/dW."""
-        return 2 * self.lr * self.steps
+        return np.asarray(2 * self.lr * self.steps, dtype=np.float64)
 
     def seed(self, index: int) -> Descent:
         """The part of one seed."""
@@ -148,7 +148,7 @@ def flow(weights: Weights, moments: Moments, times: Floats, rtol: float = 1e-9, 
         return np.concatenate([part.ravel() for part in rates(named(flat), moments)])
 
     start = np.concatenate([part.ravel() for part in weights])
-    method = "LSODA" if len(start) <= MOST_STIFF else "RK45"
+    method: Literal["LSODA", "RK45"] = "LSODA" if len(start) <= MOST_STIFF else "RK45"
     solved = solve_ivp(rate, (0.0, times[-1]), start, method, t_eval=times, rtol=rtol, atol=atol)
     if not solved.success:
         raise StagelensError(f"the flow cannot be integrated beyond time {solved.t[-1]:.3g}: {solved.message}")

@@ -28,7 +28,8 @@ class Attention(nn.Module):
 
     def __init__(self, kind: Kind = "linear", every: bool = False) -> None:
         super().__init__()
-        self.kind, self.every = kind, every
+        self.kind: Kind = kind
+        self.every = every
         self.hook_q = HookPoint()  # [batch, query, head, D+1]
         self.hook_k = HookPoint()  # [batch, key, head, D+1]
         self.hook_v = HookPoint()  # [batch, key, head, 1]
@@ -85,7 +86,8 @@ def token_frame(W_K: Tensor) -> Tensor:
     to the gradient, which does not depend on it.
     """
     left, _, right = torch.linalg.svd(W_K.detach().transpose(-1, -2), full_matrices=False)
-    return left @ right
+    isometry: Tensor = left @ right
+    return isometry
 
 
 class SeparateAttention(Attention):
@@ -97,7 +99,8 @@ class SeparateAttention(Attention):
 
     def matrices(self) -> tuple[Tensor, Tensor, Tensor]:
         W_V = torch.cat([torch.zeros_like(self.k[:, 0]), self.v[:, None]], dim=-1)
-        return W_V, *(torch.cat([part, torch.zeros_like(part[..., :1])], dim=-1) for part in (self.k, self.q))
+        W_K, W_Q = (torch.cat([part, torch.zeros_like(part[..., :1])], dim=-1) for part in (self.k, self.q))
+        return W_V, W_K, W_Q
 
     def core(self) -> tuple[Tensor, Tensor, Tensor]:
         """v, k, q of Eq. 2."""
@@ -109,6 +112,9 @@ class FullAttention(Attention):
 
     The blocks that Eq. 2 has not start at zero. With `frozen` they stay there, otherwise they are trained.
     """
+
+    in_value: Tensor
+    in_key: Tensor
 
     def __init__(self, weights: Weights, kind: Kind = "linear", every: bool = False, frozen: bool = False) -> None:
         super().__init__(kind, every)
@@ -128,7 +134,8 @@ class FullAttention(Attention):
 
     def zero_blocks(self) -> Tensor:
         """The norm of the blocks that start at zero (E.1): v_i [D] and k_ir, the keys' part that sees y."""
-        return torch.cat([self.W_V[:, :-1].flatten(), self.W_K[..., -1].flatten()]).norm()
+        blocks = torch.cat([self.W_V[:, :-1].flatten(), self.W_K[..., -1].flatten()])
+        return torch.linalg.vector_norm(blocks.detach())
 
 
 class InContextRegressor(HookedRootModule):  # type: ignore[misc]

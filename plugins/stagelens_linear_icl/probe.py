@@ -61,7 +61,7 @@ class PrincipalComponents(Probe):
     def applies(self, scene: Scene) -> str | None:
         if not hasattr(scene.model, "fixed_points"):
             return "the model names no fixed points"
-        if scene.model.attention.kind != "linear":  # type: ignore[union-attr]
+        if scene.model.attention.kind != "linear":
             return "the fixed points are those of linear attention"
         return None
 

@@ -68,9 +68,7 @@ class ProblemConfig(Config):
             what = "eigenvalues" if isinstance(self.spectrum[0], float) else "rows"
             raise ValueError(f"spectrum has {len(self.spectrum)} {what} and D is {self.D}; make them agree")
         if self.R > self.D:
-            raise ValueError(
-                f"R={self.R} is larger than D={self.D}; keys and queries of dimension D have rank at most D"
-            )
+            raise ValueError(f"rank R={self.R} is larger than D={self.D}; give R of at most D")
         return self
 
     @property

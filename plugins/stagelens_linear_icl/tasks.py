@@ -100,6 +100,7 @@ class Separate(Trained):
         return moments_of(self.training_set, self.config.every) if self.config.P else self.population
 
     def build_model(self) -> InContextRegressor:
+        _ = self.moments  # made once, here, and not in the first loss
         return self._model(SeparateAttention(self.start(), self.config.every))
 
     def optimizer(self, model: Any) -> torch.optim.Optimizer:
@@ -120,7 +121,7 @@ class Separate(Trained):
         if isinstance(batch, Moments):
             return exact_loss(M, batch)
         beta, x, y = examples(batch, self.config.every)  # [n, Q, D], [n, Q, D], [n, Q]
-        said = (y - model(batch.tokens)).square().mean()
+        said: Tensor = (y - model(batch.tokens)).square().mean()
         meant = (y - ((beta @ M) * x).sum(-1)).square().mean()
         return exact_loss(M, move(self.moments, M.device)) + said - meant
 
@@ -184,7 +185,8 @@ class RawSequences(Trained):
     def loss(self, model: Any, batch: Sequences) -> Tensor:
         """The mean squared error at the query, or at every token but the first (Eq. 9)."""
         asked = batch.y[:, 1:] if self.config.every else batch.y[:, -1:]
-        return (asked - model(batch.tokens)).square().mean()
+        error: Tensor = asked - model(batch.tokens)
+        return error.square().mean()
 
     def conserved(self, model: Any) -> Mapping[str, Tensor]:
         """Eqs. 44 and 50 hold of Eq. 2, so only with the zero blocks, and of linear attention."""

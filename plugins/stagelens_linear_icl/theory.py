@@ -17,7 +17,7 @@ from stagelens_linear_icl.descent import Weights
 
 def shrinkage(lam: Floats, inverse_length: float) -> Floats:
     """1 + E(1/N) (1 + tr(Lambda) / lambda_d), [D]: how far finite contexts pull the solution towards 0."""
-    return 1 + inverse_length * (1 + lam.sum() / lam)
+    return np.asarray(1 + inverse_length * (1 + lam.sum() / lam))
 
 
 def hat_eigenvalues(lam: Floats, inverse_length: float) -> Floats:
@@ -84,7 +84,7 @@ def regression(covariance: Covariance, m: int, inverse_length: float, beta: Floa
 
 def value_rate(v: Floats, lam: Floats, d: int, inverse_length: float) -> Floats:
     """Eq. 7: tau dv/dt = lambda_d^2 v^2 - lambda_d a_d v^5 of the head that learns e_d."""
-    return lam[d] ** 2 * v**2 - lam[d] * hat_eigenvalues(lam, inverse_length)[d] * v**5
+    return np.asarray(lam[d] ** 2 * v**2 - lam[d] * hat_eigenvalues(lam, inverse_length)[d] * v**5)
 
 
 def value_curve(times: Floats, start: float, lam: Floats, d: int, inverse_length: float) -> Floats:

@@ -225,14 +225,20 @@ class InitializationScale(Claim):
 
 
 class ImportanceRatio(Claim):
+    """At quick sizes it differs at m = 1: the first drop runs into the second in some seeds, in others a third pattern
+    comes late. With u = 0.01 the heads stay alike for longer, and two of three seeds show the paper's two drops.
+    """
+
     id = "M5"
     title = "without an order of importance the loss falls in two drops, with one in three"
     reference = "Fig. 4 right"
     expected = {1.0: 2, 1.5: 3, 1.7: 3}  # drops at the ratio m
+    longer = {"quick": {1.7: {"steps": 1600}}, "paper": {}}  # the larger the ratio, the later I(3) is learned
 
     def checks(self, lab: Lab) -> Iterable[Check]:
         for m, number in self.expected.items():
-            timelines = {seed: run.timeline for seed, run in runs(lab, m=m).items()}
+            found = runs(lab, m=m, **self.longer[lab.budget].get(m, {}))
+            timelines = {seed: run.timeline for seed, run in found.items()}
             times = {seed: times_of_drops(timeline) for seed, timeline in timelines.items()}
             what = f"drops of the excess loss at m = {m:g}"
             yield in_every_seed({s: equal(what, len(times[s]), number, self.reference) for s in times})

@@ -17,13 +17,13 @@ TASKS = (
         "recall/original",
         "the two-layer disentangled attention-only model on sampled sequences",
         ("quick", "paper"),
-        "stagelens_recall.tasks:Original",
+        "stagelens_recall.sequences:Original",
     ),
     TaskRef(
         "recall/transformer",
         "a standard two-layer attention-only transformer on the same sequences",
         ("quick", "paper"),
-        "stagelens_recall.tasks:Standard",
+        "stagelens_recall.sequences:Standard",
     ),
     TaskRef(
         "recall/flow",
@@ -52,6 +52,7 @@ CLAIMS = tuple(
         ("R6", "PlateauLength", "the first plateau lasts O(1/epsilon)"),
         ("R7", "LateGrowth", "after the jump alpha grows like log log t"),
         ("R8", "LaterJumps", "later jumps are first jumps of lower order"),
+        ("R9", "OtherModels", "the original model behaves as the simplified one, and cross-entropy as dot-product"),
     )
 )
 

@@ -72,7 +72,7 @@ def matching(queries: Tensor, matched: tuple[int, ...]) -> Tensor:
 
 
 def recall_reference(queries: Tensor, matched: tuple[int, ...]) -> Tensor:
-    """Log-probabilities [n, k!] of recalling each permutation's response: uniform over those that match in `matched`."""
+    """Log-probabilities [n, k!] of recalling each permutation's response: even over those that match in `matched`."""
     agree = matching(queries, matched).float()
     return (agree / agree.sum(-1, keepdim=True)).log()
 

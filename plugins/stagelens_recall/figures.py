@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -52,7 +53,7 @@ def _plateau_moments(betas: Any, points: int) -> list[int]:
     """Indices of measurements: the first, one between each two heads' departures, and the last."""
     left = [int(np.argmax(column > betas.max() / 4)) for column in betas.T if column.max() > betas.max() / 4]
     marks = [0, *sorted(left), points - 1]
-    middles = [(a + b) // 2 for a, b in zip(marks[1:], marks[2:], strict=False)]
+    middles = [(a + b) // 2 for a, b in pairwise(marks[1:])]
     return sorted({0, *middles, points - 1})[:MOMENTS]
 
 
@@ -77,7 +78,9 @@ def first_jump(run: Run) -> Figure | None:
     epsilon = np.geomspace(0.005, 0.2, 8)
     measured = [escape_from(float(e), config.order, config.responses) for e in epsilon]
     law.plot(epsilon, measured, ls="", marker="o", label="measured")
-    law.plot(epsilon, [theory.escape_time(e, config.order, config.responses) for e in epsilon], label="theory", **THEORY)
+    law.plot(
+        epsilon, [theory.escape_time(e, config.order, config.responses) for e in epsilon], label="theory", **THEORY
+    )
     law.set(xscale="log", yscale="log", xlabel="initial beta", title="escape time")
     law.legend()
     figure.suptitle(f"{run.name}: the first jump (Theorem 3.1)", x=0.01, ha="left")

@@ -13,7 +13,7 @@ from stagelens.config import Config, FlowConfig
 from stagelens.flow import Floats, State
 from stagelens_recall import theory
 from stagelens_recall.data import refuse_above
-from stagelens_recall.tasks import check_heads, default_betas, learning_order, plateau_predictions, tokens_named
+from stagelens_recall.learning import check_heads, default_betas, learning_order, plateau_predictions, tokens_named
 
 DOUBLE = 8  # bytes of a number
 

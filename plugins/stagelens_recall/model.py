@@ -20,8 +20,14 @@ def centred_identity(size: int, like: Tensor) -> Tensor:
     return torch.eye(size, dtype=like.dtype, device=like.device) - 1 / size
 
 
+def _parts(model: Any) -> tuple[Any, Any]:
+    """The attention of the first layer and of the second."""
+    first, second = (block.attn for block in model.blocks)
+    return first, second
+
+
 class WindowAttention(nn.Module):
-    """First layer under A0: head h sees the k tokens before a response, with scores w^h that depend on the place only."""
+    """First layer under A0: head h sees the k tokens before a response, with scores w^h of their places only."""
 
     def __init__(self, order: int, heads: int, init_scale: float, generator: torch.Generator) -> None:
         super().__init__()
@@ -84,27 +90,28 @@ class SimplifiedTransformer(HookedRootModule):  # type: ignore[misc]
     @property
     def w(self) -> Tensor:
         """[head, position], positions counted from the end."""
-        first: Any = self.blocks[0].attn
-        return first.w  # type: ignore[no-any-return]
+        w: Tensor = _parts(self)[0].w
+        return w
 
     @property
     def beta(self) -> Tensor:
         """[head]"""
-        second: Any = self.blocks[1].attn
-        return second.beta  # type: ignore[no-any-return]
+        beta: Tensor = _parts(self)[1].beta
+        return beta
 
     def conserved(self) -> Tensor:
         """f(alpha_h) - beta_h^2/4 [head], Theorem 3.1d with the proof's sign; as `theory.conserved`, on any device."""
-        k, alpha = self.w.shape[-1], head_start(self.w)
+        k = self.w.shape[-1]
+        alpha: Tensor = head_start(self.w)
         f = 2 * (k - 1) / k**2 * (alpha.sinh() - alpha) + (k - 1) / k * (torch.expm1(-alpha) + alpha)
         return f - self.beta**2 / 4
 
     def forward(self, queries: Tensor) -> Tensor:
         """queries [batch, k] -> log s [batch, k!]: log-probabilities of recalling each permutation's response."""
         heads, order = self.w.shape
-        first, second = (block.attn for block in self.blocks)
+        first, second = _parts(self)
         asked = one_hot(queries.flip(-1)[:, :heads], order).to(self.w.dtype)  # [batch, head, token], h from the end
-        s = second(asked, first(self.context))  # [batch, k!]
+        s: Tensor = second(asked, first(self.context))  # [batch, k!]
         return s.clamp_min(torch.finfo(s.dtype).tiny).log()
 
 
@@ -150,7 +157,7 @@ class FullAttention(nn.Module):
 
 
 class OriginalTransformer(HookedRootModule):  # type: ignore[misc]
-    """Section 2.2: a disentangled two-layer attention-only model; `scales` are those of w and of Q and K at the start."""
+    """Section 2.2: a disentangled two-layer attention-only model; `scales` are those of w, and of Q and K, at first."""
 
     def __init__(
         self, order: int, responses: int, heads: int, scales: tuple[float, float], generator: torch.Generator
@@ -158,7 +165,7 @@ class OriginalTransformer(HookedRootModule):  # type: ignore[misc]
         super().__init__()
         length, tokens = context_length(order), order + responses
         self.cfg = ToyConfig(n_layers=2, n_heads=heads, n_ctx=length, d_vocab=tokens)
-        self.order = order
+        self.order, self.tokens = order, tokens
         first = RelativeAttention(length, heads, scales[0], generator)
         second = FullAttention((heads + 1) * tokens, scales[1], generator)
         self.blocks = nn.ModuleList([nn.ModuleDict({"attn": attention}) for attention in (first, second)])
@@ -166,8 +173,8 @@ class OriginalTransformer(HookedRootModule):  # type: ignore[misc]
 
     def forward(self, tokens: Tensor) -> Tensor:
         """tokens [batch, position] -> log p [batch, token] of what follows the last one; 0 is kept off the log."""
-        first, second = (block.attn for block in self.blocks)
-        x = one_hot(tokens, self.cfg.d_vocab).to(first.w.dtype)  # [batch, position, token]
+        first, second = _parts(self)
+        x = one_hot(tokens, self.tokens).to(first.w.dtype)  # [batch, position, token]
         r = torch.cat([x[:, :, None], first(x)], dim=2)  # [batch, position, slot, token]; slot 0 is the skip connection
         s = second(r.flatten(2))  # [batch, position]
         p = torch.einsum("bk,bkd->bd", s, x)  # R V = X
@@ -178,8 +185,7 @@ class OriginalTransformer(HookedRootModule):  # type: ignore[misc]
 
         The solution has them in the places (i - 1, i): what slot i - 1 holds at the query is token i from its end.
         """
-        second: Any = self.blocks[1].attn
-        slots, tokens = self.cfg.n_heads + 1, self.cfg.d_vocab
+        second, tokens, slots = _parts(self)[1], self.tokens, self.cfg.n_heads + 1
         blocks = (second.Q.T @ second.K).reshape(slots, tokens, slots, tokens)[:, : self.order, :, : self.order]
         centred = centred_identity(self.order, blocks)
         found: Tensor = torch.einsum("satb,ab->st", blocks, centred) / centred.square().sum()

@@ -9,7 +9,7 @@ The paper's forms that numbers do not support are here too, marked as such, so t
 from __future__ import annotations
 
 from functools import lru_cache
-from itertools import permutations
+from itertools import pairwise, permutations
 from math import comb, factorial, log, pi, sqrt
 from typing import Any
 
@@ -67,7 +67,7 @@ def population_loss(w: Floats, beta: Floats, responses: int, gain: float = 1.0) 
 
 
 def population_gradient(w: Floats, beta: Floats, responses: int, gain: float = 1.0) -> tuple[Floats, Floats]:
-    """d loss / d w [head, position] and d loss / d beta [head], exactly (Lemma C.1 in the mean over maps and queries)."""
+    """d loss / d w [head, position] and d loss / d beta [head], exactly (Lemma C.1, in the mean)."""
     a, s = attention(w), recall(w, beta, gain)
     slope = (1 - 1 / responses) * s[0] * s  # d loss / d score of each permutation
     slope[0] = -(1 - 1 / responses) * s[0] * s[1:].sum()
@@ -119,7 +119,7 @@ def conserved(alpha: Any, beta: Any, order: int, sign: int = 1) -> Any:
 
 def head_start(w: Any) -> Any:
     """alpha_h = w^h_h - the mean of its other scores, [head], from w [head, position] (Theorem 3.1a)."""
-    heads, order = w.shape
+    order = w.shape[-1]
     own = w.diagonal()
     return own - (w.sum(-1) - own) / (order - 1)
 
@@ -139,7 +139,7 @@ def small_alpha(time: Any, epsilon: float, order: int, responses: int, gain: flo
 
 
 def escape_law(epsilon: float, order: int, responses: int, gain: float = 1.0) -> float:
-    """How long the first plateau lasts from a small beta = epsilon: where `small_alpha` diverges. It is O(1/epsilon)."""
+    """How long the first plateau lasts from a small beta = epsilon: where `small_alpha` diverges; O(1/epsilon)."""
     c = sqrt(2 * (order - 1) / order)
     return pi / 2 * (order - 1) / (c * epsilon * initial_xi(order, responses, gain))
 
@@ -166,7 +166,7 @@ def escape_time(epsilon: float, order: int, responses: int, gain: float = 1.0) -
     end = brentq(beyond, 0.0, 50.0)
     knees = [epsilon * 4.0**i for i in range(40) if epsilon * 4.0**i < end]
     edges = [0.0, *knees, end]
-    return float(sum(quad(pace, low, high, epsrel=1e-10)[0] for low, high in zip(edges, edges[1:], strict=False)))
+    return float(sum(quad(pace, low, high, epsrel=1e-10)[0] for low, high in pairwise(edges)))
 
 
 def late_alpha(time: Any, order: int, gain: float = 1.0) -> Any:

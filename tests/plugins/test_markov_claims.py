@@ -76,7 +76,7 @@ class WrittenLab:
 
     def each_seed(self, task, settings, probes):
         for key, value in settings.items():
-            if value != claims.SIZES["quick"].get(key) and f"{key}={value:g}" in self.changed:
+            if f"{key}={value:g}" in self.changed and value != claims.SIZES["quick"].get(key):
                 return {seed: SimpleNamespace(timeline=self.changed[f"{key}={value:g}"]) for seed in self.seeds}
         return {seed: SimpleNamespace(timeline=self.timeline) for seed in self.seeds}
 
@@ -156,6 +156,7 @@ def test_every_claim_runs_from_training_to_verdict(tmp_path, monkeypatch):
     """At sizes at which nothing is learned: no claim may be in error, and what it cites must be in its checks."""
     tiny = {"d": 4, "T": 3, "steps": 10, "batch_size": 8, "train_size": 16, "eval_size": 8}
     monkeypatch.setattr(claims, "SIZES", {"quick": tiny})
+    monkeypatch.setattr(claims.ImportanceRatio, "longer", {"quick": {}})
     host = make_host()
     lab = Lab(host, tmp_path)
     results = [verify_claim(chosen, lab, seeds=1) for chosen in choose(host, claims=[ref.id for ref in CLAIMS])]

@@ -90,7 +90,7 @@ def test_a_short_training_learns_the_most_important_interval_first(tmp_path):
         "markov", settings=words, runs=tmp_path, report=False, probes=["kl_to_references", "head_specialization"]
     )
     assert done.status == "finished" and not done.manifest.problems
-    steps, excess = done.timeline.scalar("excess")
+    _steps, excess = done.timeline.scalar("excess")
     assert excess[-1] < 0.6 * excess[0]
     first = done.timeline["kl_to_references/kl"].sel(reference="A*_1:1")
     assert first.min() < 0.5 * first.isel(step=0)

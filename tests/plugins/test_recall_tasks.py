@@ -5,17 +5,6 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from stagelens_recall import theory
-from stagelens_recall.flow import GradientFlow, RecallFlowConfig
-from stagelens_recall.tasks import (
-    Original,
-    OriginalConfig,
-    Simplified,
-    SimplifiedConfig,
-    Standard,
-    TransformerConfig,
-    learning_order,
-)
 
 import stagelens as sl
 from stagelens.batches import eval_batch
@@ -23,6 +12,11 @@ from stagelens.host import make_host
 from stagelens.seeds import generator
 from stagelens.testing import check_task_device
 from stagelens.training import Training
+from stagelens_recall import theory
+from stagelens_recall.flow import GradientFlow, RecallFlowConfig
+from stagelens_recall.learning import learning_order
+from stagelens_recall.sequences import Original, OriginalConfig, Standard, TransformerConfig
+from stagelens_recall.tasks import Simplified, SimplifiedConfig
 
 
 def small(kind):

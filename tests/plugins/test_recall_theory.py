@@ -11,9 +11,10 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from scipy.integrate import solve_ivp
+from torch.nn.functional import one_hot
+
 from stagelens_recall import data, losses, theory
 from stagelens_recall.model import SimplifiedTransformer
-from torch.nn.functional import one_hot
 
 
 def random_model(order: int, heads: int, seed: int = 0, scale: float = 1.0) -> SimplifiedTransformer:

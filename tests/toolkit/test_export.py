@@ -64,7 +64,7 @@ def test_netcdf_holds_the_labelled_arrays(done):
 def test_mistakes_of_an_export(done, tmp_path):
     with pytest.raises(UsageError, match=r"unknown format 'parket' \(did you mean 'parquet'\?\)"):
         export(done, "parket")
-    with pytest.raises(EnvironmentFault, match="cannot write .*nowhere"):
+    with pytest.raises(EnvironmentFault, match=r"cannot write .*nowhere"):
         export(done, "csv", tmp_path / "nowhere" / "out.csv")
     empty = run(Regression, tmp_path / "runs", settings={"steps": 1})
     (empty.folder / FILE).unlink()

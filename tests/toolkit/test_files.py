@@ -31,7 +31,7 @@ def test_a_failure_leaves_the_old_file_and_nothing_beside_it(tmp_path):
 
 
 def test_a_place_that_cannot_be_written_is_the_machines_fault(tmp_path):
-    with pytest.raises(EnvironmentFault, match="cannot write .*No such file or directory"):
+    with pytest.raises(EnvironmentFault, match=r"cannot write .*No such file or directory"):
         write_text(tmp_path / "nowhere" / "a.txt", "text")
     (tmp_path / "file").write_text("")
     with pytest.raises(EnvironmentFault, match="Not a directory"):

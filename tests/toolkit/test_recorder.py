@@ -165,7 +165,7 @@ def test_a_resumed_recorder_remembers_shapes_numbers_and_who_was_dropped():
 
 
 def test_measuring_a_step_again_replaces_it():
-    recorder, model, _ = recorder_of()
+    recorder, _model, _ = recorder_of()
     recorder.measure(0, x=1.0), recorder.measure(0, x=2.0)
     assert recorder.timeline["x"].values.tolist() == [2.0]
 

@@ -60,7 +60,7 @@ def test_a_second_run_of_the_same_kind_gets_a_number(tmp_path):
 def test_a_name_that_exists_is_not_written_over(tmp_path):
     done = run(Regression, tmp_path, name="mine")
     before = (done.folder / FILE).read_bytes()
-    with pytest.raises(UsageError, match="run 'mine' exists in .* add --resume"):
+    with pytest.raises(UsageError, match=r"run 'mine' exists in .* add --resume"):
         run(Regression, tmp_path, name="mine")
     assert (done.folder / FILE).read_bytes() == before
 
@@ -115,7 +115,7 @@ def test_a_run_that_lost_its_manifest_is_not_taken_for_a_new_one(tmp_path):
 def test_a_file_in_place_of_the_runs_folder_is_the_machines_fault(tmp_path):
     (tmp_path / "runs").write_text("")
     for resume in (False, True):
-        with pytest.raises(EnvironmentFault, match="cannot make .*give another folder with --runs"):
+        with pytest.raises(EnvironmentFault, match=r"cannot make .*give another folder with --runs"):
             run(Regression, tmp_path / "runs", resume=resume)
 
 
@@ -139,7 +139,7 @@ def test_a_run_whose_writer_died_is_interrupted_and_one_that_lives_is_running(tm
 def test_what_is_no_run_says_so(tmp_path):
     run(Regression, tmp_path / "runs", name="alpha")
     (tmp_path / "folder").mkdir()
-    with pytest.raises(UsageError, match="is not a run: it has no run.json"):
+    with pytest.raises(UsageError, match=r"is not a run: it has no run.json"):
         sl.load(tmp_path / "folder")
     with pytest.raises(UsageError, match=r"unknown run 'alfa' \(did you mean 'alpha'\?\)"):
         sl.load("alfa", tmp_path / "runs")
@@ -221,11 +221,11 @@ def test_a_full_disk_is_told_and_the_run_goes_on_when_there_is_room(disk, tmp_pa
     whole = run(Regression, tmp_path / "whole", settings={"steps": 400})
     ballast = disk / "ballast"
     ballast.write_bytes(b"\0" * 100_000)
-    with pytest.raises(EnvironmentFault, match="(No space left|disk is full).*"):
+    with pytest.raises(EnvironmentFault, match=r"(No space left|disk is full).*"):
         run(Regression, disk / "runs", settings={"steps": 400})
     stopped = sl.load(next((disk / "runs").iterdir()))
     assert stopped.status == "interrupted" and len(stopped.timeline.steps) >= 1
-    assert not [path for path in disk.rglob("*.part")]
+    assert not list(disk.rglob("*.part"))
     subprocess.run(["mount", "-o", "remount,size=4m", str(disk)], check=True)
     resumed = run(Regression, disk / "runs", settings={"steps": 400}, resume=True)
     assert resumed.folder == stopped.folder and resumed.status == "finished"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
@@ -23,14 +25,14 @@ def walk(schedule, steps, loss, known=()):
 def test_the_plan_is_sorted_and_holds_both_ends(schedule, steps):
     plan = schedule.planned(steps)
     assert plan[0] == 0 and plan[-1] == steps
-    assert all(a < b for a, b in zip(plan, plan[1:], strict=False))
+    assert all(a < b for a, b in pairwise(plan))
 
 
 @given(schedules, st.integers(1, 2000), st.integers(0, 2**32 - 1))
 def test_steps_only_grow_end_at_the_last_and_hold_the_whole_plan(schedule, steps, seed):
     losses = np.random.default_rng(seed).normal(size=steps + 1)
     taken = [step for step, _ in walk(schedule, steps, lambda s: float(losses[s]))]
-    assert all(a < b for a, b in zip(taken, taken[1:], strict=False))
+    assert all(a < b for a, b in pairwise(taken))
     assert taken[-1] == steps and set(schedule.planned(steps)) <= set(taken)
 
 

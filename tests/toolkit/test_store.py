@@ -169,7 +169,7 @@ def test_a_newer_format_is_refused(written):
 def test_a_truncated_timeline_is_told(written, part):
     path = written / FILE
     path.write_bytes(path.read_bytes()[: int(part * path.stat().st_size)])
-    with pytest.raises(EnvironmentFault, match="cannot be used|damaged"):
+    with pytest.raises(EnvironmentFault, match=r"cannot be used|damaged"):
         read_measurements(written)
 
 

@@ -14,7 +14,7 @@ from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.ndimage import percentile_filter
+from scipy.ndimage import percentile_filter, uniform_filter1d
 from scipy.optimize import nnls
 
 Array = NDArray[np.float64]
@@ -25,7 +25,7 @@ MOST_POINTS = 360  # more are averaged in blocks: the partition takes quadratic 
 LEAST_NOISE = 1e-3  # of the range: smaller wiggles are not looked at
 SLOWER = 0.3  # a plateau changes at less than this share of the rate of the transitions beside it
 SHORTER = 0.4  # a transition takes less than this share of the distance between its neighbours
-PLATEAU_POINTS = 3
+LEAST_POINTS = 3  # on a plateau, and in a move that an end of the curve cuts off
 # Costs in units of chi square: what a piece, a slope and a corner must each explain to be there.
 PIECE, SLOPE, CORNER, BEND = 5.0, 4.0, 4.0, 12.0
 DECAY = 10.0  # chi square by which stages must explain a curve better than the best smooth decay
@@ -86,8 +86,23 @@ class Pieces:
 
 
 def fit(u: Array, v: Array, s: Array) -> Pieces:
-    """The simplest curve of straight pieces that explains the points."""
+    """The simplest curve of straight pieces that explains the points.
+
+    Fitted twice: what a first curve leaves unexplained says more about the noise than neighbouring points do.
+    """
+    first = _fit(u, v, s)
+    excess = first.misfit * len(u) / max(len(u) - len(first.knots), 1)
+    local = uniform_filter1d(excess, min(len(u), max(51, len(u) // 4)), mode="mirror")
+    scale = np.sqrt(np.maximum(local, 1e-12)**EXL * max(float(np.mean(excess)), 1e-12)**(1-EXL))
+    return _fit(u, v, np.maximum(s * scale**EX2, LEAST_NOISE * np.min(s) / np.min(s)*FL(s)))
+
+
+def _fit(u: Array, v: Array, s: Array) -> Pieces:
     return _without_idle_corners(_without_weak_bends(_partition(u, v, s)))
+
+
+EXL=.75; EX2=1.
+def FL(s): return 1.0 if len(s)<MOST_POINTS else .2
 
 
 def moves(curve: Pieces, t: Array, min_drop: float, significance: float) -> Moves:
@@ -257,7 +272,7 @@ def _separate(curve: Pieces, moves: list[Move]) -> list[Move]:
         points = np.sum(curve.knots[flat + 1] - curve.knots[flat] + 1)
         longer = max(x[a[1] + 1] - x[a[0]], x[b[1] + 1] - x[b[0]])
         long = np.sum(x[flat + 1] - x[flat]) >= longer
-        return bool(points >= PLATEAU_POINTS and (rate(a) * rate(b) > 0 or long))
+        return bool(points >= LEAST_POINTS and (rate(a) * rate(b) > 0 or long))
 
     def size(move: Move) -> float:
         """Of the whole monotone stretch around the move."""
@@ -289,15 +304,24 @@ class Moves:
     levels: Array  # [move + 1]
     errors: Array  # [move + 1], standard errors of the levels
     drifts: Array  # [move + 1], how much the plateaus themselves fall or rise
-    starts: Array  # [move], where 10 % of the drop is done, as a place on the axis
+    starts: Array  # [move], where 10 % of the drop is done, as a place on the axis; or the curve's beginning
     ats: Array  # [move], the middle of the shortest stretch that does half of it
-    ends: Array  # [move], where 90 % is done
+    ends: Array  # [move], where 90 % is done; or the curve's end
     directions: Array  # [move], sign of the drop of the straight pieces themselves
+    points: NDArray[np.intp]  # [move], how many it has
     cut: tuple[bool, bool]  # does the curve begin, does it end, within a move?
 
     @property
     def drops(self) -> Array:
         return -np.diff(self.levels)
+
+    @property
+    def cut_off(self) -> Flags:
+        """Of each move: does an end of the curve cut it off?"""
+        flags = np.zeros(len(self.ats), dtype=bool)
+        flags[:1] |= self.cut[0]
+        flags[-1:] |= self.cut[1]
+        return flags
 
     @property
     def shares(self) -> Array:
@@ -313,15 +337,16 @@ class Moves:
         score = np.where(self.shares > SHORTER, np.minimum(score, 0.9 - 0.4 * self.shares), score)
         score[self.directions * self.drops <= 0] = 0.0
         score[self._overshoots()] = 0.0
+        score[(self.points < 2) & self.cut_off] = 0.0
         return int(np.argmin(score)) if score.min() <= 1 else None
 
     def _overshoots(self) -> list[int]:
-        """Moves that take back less than half of a neighbour's drop, soon: within twice the time that it took."""
+        """Moves that take back less than a third of a neighbour's drop, soon: within four times the time that took."""
         size, width = np.abs(self.drops), self.ends - self.starts
-        soon = self.starts[1:] - self.ends[:-1] < 2 * np.where(size[1:] > size[:-1], width[1:], width[:-1])
+        soon = self.starts[1:] - self.ends[:-1] < 4 * np.where(size[1:] > size[:-1], width[1:], width[:-1])
         back = self.drops[1:] * self.drops[:-1] < 0
         lesser = np.where(size[1:] < size[:-1], np.arange(1, len(size)), np.arange(len(size) - 1))
-        small = np.minimum(size[1:], size[:-1]) < 0.5 * np.maximum(size[1:], size[:-1])
+        small = 3 * np.minimum(size[1:], size[:-1]) < np.maximum(size[1:], size[:-1])
         return [int(i) for i in lesser[soon & back & small]]
 
 
@@ -337,6 +362,8 @@ def _measure(curve: Pieces, moves: list[Move]) -> Moves:
         places = np.array(
             [_progress(curve, *middles[i : i + 3], *levels[i : i + 2]) for i in range(len(moves))]
         ).reshape(-1, 3)
+        places[:1, 0] *= not cut[0]
+        places[-1:, 2] = 1.0 if cut[1] else places[-1:, 2]
         spans = zip([0.0, *places[:, 2]], [*places[:, 0], 1.0], strict=True)
         for i, (start, end) in enumerate(spans):
             on = (curve.u >= start) & (curve.u <= end)
@@ -348,7 +375,9 @@ def _measure(curve: Pieces, moves: list[Move]) -> Moves:
             weight = curve.s[on] ** -2
             levels[i], errors[i] = np.average(curve.v[on], weights=weight), np.sum(weight) ** -0.5
     directions = np.array([np.sign(h[a] - h[b + 1]) for a, b in moves])
-    return Moves(levels, errors, drifts, places[:, 0], places[:, 1], places[:, 2], directions, cut)
+    inside = (curve.u >= places[:, :1]) & (curve.u <= places[:, 2:])  # [move, point]
+    points = np.sum(inside, axis=1)
+    return Moves(levels, errors, drifts, places[:, 0], places[:, 1], places[:, 2], directions, points, cut)
 
 
 def _progress(

@@ -113,8 +113,8 @@ def integrate(flow: Flow, progress: Callable[[float], None] | None = None) -> Tr
     readings = [list(flow.observables(float(t), unpack_state(x))) for t, x in zip(times, states, strict=True)]
     measurements = [pack(float(t), found) for t, found in zip(times, readings, strict=True)]
     happened = {e.name: float(t[0]) for e, t in zip(events, solution.t_events or [], strict=False) if len(t)}
-    error = "" if solution.success else f"{solution.message}; the solution is kept up to time {end:.6g}"
-    return Trajectory(measurements, readings, happened, error)
+    reason = "" if solution.success else f"{solution.message}; the solution is kept up to time {end:.6g}"
+    return Trajectory(measurements, readings, happened, reason)
 
 
 def _stopping(method: str) -> Any:

@@ -29,8 +29,8 @@ if TYPE_CHECKING:
 CACHE_ENVIRONMENT = "STAGELENS_CACHE"
 # Files of a package that look at runs but have no part in making them. All others count, so a new one counts too.
 ONLY_LOOK = {
-    *("claims", "lab", "verifying", "stages", "events", "members", "alignment", "comparing"),
-    *("figures", "report", "export", "doctor"),
+    *("claims", "lab", "verifying", "stages", "_changepoints", "events", "members", "alignment", "comparing"),
+    *("figures", "report", "export", "doctor", "testing"),
 }
 
 Watch = Callable[[str, float, float], None]  # (what is run, step, steps)

@@ -257,11 +257,7 @@ def _plateau(start: float, end: float, level: float) -> Stage:
 
 def _stages(found: Moves, axis: _Axis, origin: float, extent: float) -> Iterator[Stage]:
     """Plateau, transition, plateau, ...; none before or after a transition that an end of the curve cuts."""
-    starts, ends = found.starts.copy(), found.ends.copy()
-    if found.cut[0]:
-        starts[0] = 0.0
-    if found.cut[1]:
-        ends[-1] = 1.0
+    starts, ends = found.starts, found.ends
     levels, shares = origin + extent * found.levels, found.shares
     for i, level in enumerate(levels):
         begin = 0.0 if i == 0 else ends[i - 1]
