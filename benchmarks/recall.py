@@ -1,7 +1,7 @@
 """The exact population loss of permutation recall against the sampled one: time per training step, as a ratio.
 
-The two run in turns, so that whatever else the machine does slows both. The sampled loss is given as many sequences as it
-needs for its standard error to be a hundredth of the first drop, and the default batch beside it.
+The two run in turns, so that whatever else the machine does slows both. The sampled loss is given as many sequences as
+it needs for its standard error to be a hundredth of the first drop, and the default batch beside it.
 """
 
 from __future__ import annotations

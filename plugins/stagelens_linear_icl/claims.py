@@ -289,7 +289,7 @@ class Softmax(Claim):
     reference = "Fig. 3"
 
     def checks(self, lab: Lab) -> Iterable[Check]:
-        settings = {"P": 300, "batch_size": 300, "steps": 2500, "eval_size": 300}
+        settings = {"P": 300, "batch_size": 300, "steps": 1300, "lr": 0.8, "eval_size": 100}
         runs = lab.each_seed("linear-icl/sequences", settings, preset="fig3", probes=("weight_norms",))
         yield in_every_seed(
             {
@@ -308,7 +308,7 @@ def resting_time(path: Path) -> float:
     above = np.append(below[0], below[:-1])
     high, low = path.levels[:-1] + 0.1 * above, path.levels[:-1] - 0.1 * below
     inside = (path.loss[:, None] < high) & (path.loss[:, None] > low)  # [T, D]
-    return float(inside.any(axis=-1)[:-1] @ np.diff(path.times))
+    return float(np.append(np.diff(path.times), 0.0) @ np.any(inside, axis=-1))
 
 
 def accelerations(path: Path) -> int:
@@ -463,7 +463,7 @@ def first_drop(problem: Problem, seed: int) -> float:
     return drops[0] if drops else np.nan
 
 
-SETS = (100, 400, 1600)
+SETS = (100, 300, 900)
 
 
 class ZeroBlocks(Claim):
@@ -473,7 +473,7 @@ class ZeroBlocks(Claim):
     def checks(self, lab: Lab) -> Iterable[Check]:
         found: dict[int, list[float]] = {seed: [] for seed in lab.seeds}
         for P in SETS:
-            settings = {"P": P, "batch_size": P, "N": 15, "w_init": 0.2, "lr": 0.5, "steps": 500, "eval_size": 100}
+            settings = {"P": P, "batch_size": P, "N": 15, "w_init": 0.5, "lr": 0.5, "steps": 250, "eval_size": 100}
             runs = lab.each_seed("linear-icl/sequences", settings, probes=("weight_norms",))
             for seed, run in runs.items():
                 model: Any = run.model_at()

@@ -74,7 +74,7 @@ def seeds_figure(run: Run, task: Separate, title: str) -> Figure:
     axis.plot(others.steps, others.loss, color="0.3", lw=0.9, label=[f"seeds {SEEDS[0]} to {SEEDS[-1]}"] + [None] * 5)
     axis.plot(*run.timeline.scalar("loss"), color=COLOURS[0], lw=2, label="this run")
     axis.plot([], [], label="theory", **LEVEL)
-    axis.legend()
+    axis.legend(loc="lower left")
     _log_steps(axis)
     axis.set_ylabel("loss, squared error")
     axis.set_title(f"{title}\n{title_of(run)}", loc="left")

@@ -135,7 +135,8 @@ class FullAttention(Attention):
     def zero_blocks(self) -> Tensor:
         """The norm of the blocks that start at zero (E.1): v_i [D] and k_ir, the keys' part that sees y."""
         blocks = torch.cat([self.W_V[:, :-1].flatten(), self.W_K[..., -1].flatten()])
-        return torch.linalg.vector_norm(blocks.detach())
+        norm: Tensor = torch.linalg.vector_norm(blocks.detach())
+        return norm
 
 
 class InContextRegressor(HookedRootModule):  # type: ignore[misc]

@@ -117,13 +117,14 @@ class Separate(Trained):
 
         What a hook changes there is added: the sampled loss of what the model says, less that of beta^T M x_q.
         """
-        M = model.product()  # [D, D]
+        M: Tensor = model.product()  # [D, D]
         if isinstance(batch, Moments):
             return exact_loss(M, batch)
         beta, x, y = examples(batch, self.config.every)  # [n, Q, D], [n, Q, D], [n, Q]
         said: Tensor = (y - model(batch.tokens)).square().mean()
         meant = (y - ((beta @ M) * x).sum(-1)).square().mean()
-        return exact_loss(M, move(self.moments, M.device)) + said - meant
+        loss: Tensor = exact_loss(M, move(self.moments, M.device)) + said - meant
+        return loss
 
     def metrics(self, output: Tensor, batch: Sequences) -> dict[str, Tensor]:
         """The squared error on the evaluation sequences alone."""
@@ -158,8 +159,8 @@ class RawSequences(Trained):
         "fig3": {
             "attention": "softmax",
             "blocks": "zero",
-            "P": 1000,
-            "batch_size": 1000,
+            "P": 500,
+            "batch_size": 500,
             "w_init": 0.05,
             "lr": 0.5,
             "steps": 3000,

@@ -54,8 +54,10 @@ def batch_losses(scene: Scene) -> Tensor:
 def next_token_loss(logits: Tensor, tokens: Tensor) -> Tensor:
     """[position]: mean over the batch of -log p(token t+1 | tokens to t) in nats, wherever there is a t+1.
 
-    logits: [batch, position, token]; tokens: [batch, position], as long, or longer by the last target.
+    logits: [batch, position, token]; tokens: [batch, position]. Logits as many as tokens belong to each token, and the
+    last of them has no target. Fewer logits belong to the last tokens: a model may predict only the end of a sequence.
     """
-    n = min(logits.shape[1], tokens.shape[1] - 1)
-    losses = cross_entropy(wide(logits[:, :n]).transpose(1, 2), tokens[:, 1 : n + 1].long(), reduction="none")
-    return losses.mean(0)
+    if logits.shape[1] >= tokens.shape[1]:
+        logits = logits[:, : tokens.shape[1] - 1]
+    targets = tokens[:, -logits.shape[1] :].long()
+    return cross_entropy(wide(logits).transpose(1, 2), targets, reduction="none").mean(0)

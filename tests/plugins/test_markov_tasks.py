@@ -8,6 +8,7 @@ import pytest
 import torch
 
 import stagelens as sl
+from stagelens.batches import eval_batch
 from stagelens.config import make_config
 from stagelens.errors import UsageError
 from stagelens_markov.tasks import MarkovConfig, Minimal
@@ -94,3 +95,15 @@ def test_a_short_training_learns_the_most_important_interval_first(tmp_path):
     assert excess[-1] < 0.6 * excess[0]
     first = done.timeline["kl_to_references/kl"].sel(reference="A*_1:1")
     assert first.min() < 0.5 * first.isel(step=0)
+
+
+def test_the_loss_by_position_averages_to_the_loss():
+    """The model predicts only the last T tokens, and the probe has to pair them with the right targets."""
+    task = Minimal(config("eval_size=64"), 0)
+    model = task.build_model()
+    torch.nn.init.normal_(model.blocks[0].attn.V, generator=torch.Generator().manual_seed(0))
+    recorder = sl.Recorder(model, ["loss_by_position"], eval_batch(task), task=task)
+    recorder.measure(0)
+    by_position = recorder.timeline["loss_by_position/loss"]
+    assert by_position.sizes["position"] == task.config.T
+    assert by_position.mean().item() == pytest.approx(recorder.timeline["loss"].item(), rel=1e-6)

@@ -5,7 +5,7 @@ A staircase is drawn on an axis u in [0, 1], which is either the step or its log
     value(u) = level - sum_i drop_i S((u - c_i) / w_i) - drift(u) - bumps(u) + noise
 
 with random centres, widths, drops and directions. A curve whose truth cannot be seen in principle is redrawn, by one
-rule: each drop exceeds three standard errors of the plateaus beside it and a hundredth of the curve's range, and each
+rule, which is applied to the drawn points: each drop exceeds three standard errors of the plateaus beside it and a hundredth of the curve's range, and each
 plateau has three points or more and is three standard errors flatter than a ramp in its place. A fall that the curve's
 beginning or end cuts off shows three points or more.
 """
@@ -95,7 +95,7 @@ def _draw(rng: np.random.Generator) -> Curve | None:
     if "noise grows with level" in traits:
         sigma = sigma * (0.3 + 1.2 * (values - values.min()) / extent)
     noisy = values + sigma * rng.normal(size=len(u))
-    margin = _margin(u, centres, widths, seen, np.broadcast_to(sigma, u.shape), traits)
+    margin = _margin(u, noisy, centres, widths, seen, np.broadcast_to(sigma, u.shape), traits)
     if margin < 3 or np.any(np.abs(seen) < 0.01 * extent):
         return None
 
@@ -177,11 +177,12 @@ def _drift(rng: np.random.Generator, u: Array, centres: Array, drops: Array) -> 
     return np.asarray(np.interp(u, edges, heights))
 
 
-def _margin(u: Array, centres: Array, widths: Array, drops: Array, sigma: Array, traits: set[str]) -> float:
+def _margin(u: Array, v: Array, centres: Array, widths: Array, drops: Array, sigma: Array, traits: set[str]) -> float:
     """How clearly the least visible drop or plateau stands out, in standard errors; 0 when a plateau has < 3 points.
 
-    A drop is held against the standard error of the levels beside it. A plateau between two drops is held against
-    the ramp that would join its neighbours without it: their slopes differ by so many standard errors of a slope.
+    Measured on the points of the plateaus, as by somebody who knows where they are. A drop is held against the
+    standard error of the levels beside it. A plateau between two drops in one direction is held against the ramp that
+    would join them without it: by how many standard errors of its slope it is flatter.
     """
     half = widths * RISE_10_90 / 2
     plateaus = [
@@ -196,13 +197,18 @@ def _margin(u: Array, centres: Array, widths: Array, drops: Array, sigma: Array,
     inner = plateaus[("falls from the start" in traits) : len(plateaus) - ("unfinished" in traits)]
     if min(map(len, inner), default=3) < 3:
         return 0.0
-    variances = np.array([np.mean(sigma[on] ** 2) / len(on) for on in plateaus])
-    levels = np.abs(drops) / np.sqrt(variances[:-1] + variances[1:] + 1e-24)
-    ramps = np.minimum(np.abs(drops[:-1]), np.abs(drops[1:])) / np.diff(centres)
-    spreads = np.array([np.std(u[on]) for on in plateaus[1:-1]])
-    same_way = drops[:-1] * drops[1:] > 0
-    slopes = (ramps * spreads / np.sqrt(variances[1:-1] + 1e-24))[same_way]
-    return float(min(levels.min(initial=np.inf), slopes.min(initial=np.inf)))
+    errors = np.array([np.sqrt(np.mean(sigma[on] ** 2) / len(on)) + 1e-12 for on in plateaus])
+    levels = np.array([np.mean(v[on]) for on in plateaus])
+    seen = -np.diff(levels) * np.sign(drops) / np.hypot(errors[1:], errors[:-1])
+    flatter = [
+        (min(abs(drops[i]), abs(drops[i + 1])) / (centres[i + 1] - centres[i]) + np.sign(drops[i]) * slope)
+        * np.std(u[on])
+        / errors[i + 1]
+        for i, on in enumerate(plateaus[1:-1])
+        if drops[i] * drops[i + 1] > 0
+        for slope in [np.polyfit(u[on] - u[on].mean(), v[on], 1)[0]]
+    ]
+    return float(min([*seen, *flatter, np.inf]))
 
 
 def decay(rng: np.random.Generator) -> Curve:

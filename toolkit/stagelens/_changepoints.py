@@ -85,24 +85,21 @@ class Pieces:
         return [(bends[run[0]], run + 1) for run in np.split(np.arange(len(bends)), np.flatnonzero(np.diff(bends)) + 1)]
 
 
-def fit(u: Array, v: Array, s: Array) -> Pieces:
+def fit(u: Array, v: Array, s: Array, least: float) -> Pieces:
     """The simplest curve of straight pieces that explains the points.
 
     Fitted twice: what a first curve leaves unexplained says more about the noise than neighbouring points do.
+    `least`: of the noise.
     """
     first = _fit(u, v, s)
     excess = first.misfit * len(u) / max(len(u) - len(first.knots), 1)
     local = uniform_filter1d(excess, min(len(u), max(51, len(u) // 4)), mode="mirror")
-    scale = np.sqrt(np.maximum(local, 1e-12)**EXL * max(float(np.mean(excess)), 1e-12)**(1-EXL))
-    return _fit(u, v, np.maximum(s * scale**EX2, LEAST_NOISE * np.min(s) / np.min(s)*FL(s)))
+    scale = np.sqrt(local**0.75 * np.mean(excess) ** 0.25)
+    return _fit(u, v, np.maximum(s * scale, least))
 
 
 def _fit(u: Array, v: Array, s: Array) -> Pieces:
     return _without_idle_corners(_without_weak_bends(_partition(u, v, s)))
-
-
-EXL=.75; EX2=1.
-def FL(s): return 1.0 if len(s)<MOST_POINTS else .2
 
 
 def moves(curve: Pieces, t: Array, min_drop: float, significance: float) -> Moves:

@@ -112,9 +112,12 @@ def detect_stages(
 
     v = (y - origin) / extent
     s = changepoints.noise(line.u, v)
-    blocks = len(t) / len(changepoints.in_blocks(t))  # points in each
+    fewer = np.sqrt(len(changepoints.in_blocks(t)) / len(t))  # a block's mean has so much less noise
     curve = changepoints.fit(
-        changepoints.in_blocks(line.u), changepoints.in_blocks(v), changepoints.in_blocks(s) / np.sqrt(blocks)
+        changepoints.in_blocks(line.u),
+        changepoints.in_blocks(v),
+        changepoints.in_blocks(s) * fewer,
+        changepoints.LEAST_NOISE * fewer,
     )
     found = changepoints.moves(curve, changepoints.in_blocks(t), min_drop, significance)
     return Stages(_stages(found, line, origin, extent), line.name)
