@@ -10,11 +10,10 @@ import tempfile
 import time
 from typing import Any
 
-from stagelens_markov.tasks import MarkovConfig, Minimal
-
 import stagelens as sl
 from stagelens.recorder import Recorder
 from stagelens.seeds import generator
+from stagelens_markov.tasks import MarkovConfig, Minimal
 
 
 class Stopwatch:

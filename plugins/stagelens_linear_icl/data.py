@@ -117,6 +117,18 @@ def moments_of(sequences: Sequences, every: bool = False) -> Moments:
     return Moments(y.square().mean(), (z * y[:, None]).mean(0).reshape(D, D), z.T @ z / len(z))
 
 
+def full_moments(sequences: Sequences) -> Moments:
+    """The same quadratic form for attention with all blocks, in T = sum_i W^V_i (x) W^K_i (x) W^Q_i instead of M.
+
+    Its prediction is <T, X X^T / N (x) x_q> (E.1), so cross has the shape of T, [D+1, D+1, D].
+    """
+    tokens, y = sequences.tokens, sequences.y[:, -1]
+    gram = tokens.mT @ tokens / (tokens.shape[1] - 1)  # X X^T / N, [n, D+1, D+1]
+    z = torch.einsum("nab,nc->nabc", gram, sequences.x[:, -1])  # [n, D+1, D+1, D]
+    flat = z.flatten(1)
+    return Moments(y.square().mean(), (z * y[:, None, None, None]).mean(0), flat.T @ flat / len(flat))
+
+
 def population_moments(covariance: Covariance, inverse_length: float) -> Moments:
     """The moments of the distribution: tr Lambda, Lambda^2, and E(Lambda_hat^2) (x) Lambda (Eqs. 16-19, 23).
 

@@ -132,6 +132,11 @@ class FullAttention(Attention):
         """v, k, q of Eq. 2, which these weights hold among others."""
         return self.W_V[:, -1], self.W_K[..., :-1], self.W_Q[..., :-1]
 
+    def tensor(self) -> Tensor:
+        """T = sum_i W^V_i (x) W^K_i (x) W^Q_i, [D+1, D+1, D]: all of it that reaches the prediction."""
+        W_V, W_K, W_Q = self.matrices()
+        return torch.einsum("ha,hrb,hrc->abc", W_V, W_K, W_Q[..., :-1])
+
     def zero_blocks(self) -> Tensor:
         """The norm of the blocks that start at zero (E.1): v_i [D] and k_ir, the keys' part that sees y."""
         blocks = torch.cat([self.W_V[:, :-1].flatten(), self.W_K[..., -1].flatten()])
@@ -171,6 +176,6 @@ class InContextRegressor(HookedRootModule):  # type: ignore[misc]
 
 
 def exact_loss(M: Tensor, moments: Moments) -> Tensor:
-    """The loss of M [D, D] as the quadratic form of the moments, []."""
+    """The loss of M [D, D] as the quadratic form of the moments, []; of T [D+1, D+1, D] with those of all blocks."""
     flat = M.flatten()
     return moments.power - 2 * (moments.cross.flatten() @ flat) + flat @ moments.second @ flat

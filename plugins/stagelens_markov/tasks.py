@@ -64,13 +64,12 @@ class Minimal(Task):
         "quick": {
             "d": 12,
             "T": 12,
-            "m": 1.5,
-            "b0": 6.0,
-            "steps": 1000,
+            "b0": 5.0,
+            "steps": 1200,
             "batch_size": 384,
             "lr": 0.03,
             "eval_size": 512,
-            "init_scale": 0.1,
+            "init_scale": 0.01,
         },
         "paper": {
             "steps": 2000,

@@ -121,7 +121,7 @@ class Original(OnSequences):
     id = "recall/original"
     title = "the two-layer disentangled attention-only model on sampled sequences"
     Config: ClassVar[type[Config]] = OriginalConfig
-    presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {"quick": {"order": 3, "steps": 1500}, "paper": {}}
+    presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {"quick": {"order": 3, "steps": 1500}, "paper": {"lr": 0.005}}
 
     def build_model(self) -> HookedRootModule:
         c = self.config

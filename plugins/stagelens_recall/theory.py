@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from functools import lru_cache
 from itertools import pairwise, permutations
-from math import comb, factorial, log, pi, sqrt
+from math import factorial, log, pi, sqrt
 from typing import Any
 
 import numpy as np
@@ -26,9 +26,11 @@ def plateau_loss(order: int, responses: int, matched: int) -> float:
 
 def plateau_cross_entropy(order: int, responses: int, matched: int) -> float:
     """The cross-entropy while j tokens are matched: -E log((1 + B)/m), B ~ Binomial(m - 1, 1/|R|), m = (k-j)!."""
-    m, p = factorial(order - matched), 1 / responses
-    logs = [comb(m - 1, b) * p**b * (1 - p) ** (m - 1 - b) * log((1 + b) / m) for b in range(m)]
-    return -sum(logs)
+    from scipy.stats import binom
+
+    m = factorial(order - matched)
+    others = np.arange(m)  # B: how many of the other candidates share the response
+    return float(-(binom.pmf(others, m - 1, 1 / responses) * np.log((1 + others) / m)).sum())
 
 
 @lru_cache(maxsize=16)

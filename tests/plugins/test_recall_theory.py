@@ -149,6 +149,11 @@ def test_the_plateaus_are_the_losses_of_the_partial_predictors(matched):
     assert losses.mean_cross_entropy(log_s, asked, 4).item() == pytest.approx(expected, abs=1e-6)
 
 
+def test_the_cross_entropy_of_the_first_plateau_approaches_log_r_as_permutations_grow():
+    assert theory.plateau_cross_entropy(8, 4, 0) == pytest.approx(np.log(4), abs=1e-4)
+    assert theory.plateau_cross_entropy(4, 4, 3) == 0
+
+
 @given(st.integers(2, 5), st.integers(2, 6), st.integers(0, 1000))
 def test_the_population_gradient_is_autograds(order, responses, seed):
     model = random_model(order, max(1, order - 1), seed)

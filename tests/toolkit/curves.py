@@ -2,12 +2,12 @@
 
 A staircase is drawn on an axis u in [0, 1], which is either the step or its logarithm:
 
-    value(u) = level - sum_i drop_i S((u - c_i) / w_i) - drift(u) - bumps(u) + noise
+    value(u) = level - sum_i drop_i S((u - c_i) / w_i) - drift(u) + noise
 
-with random centres, widths, drops and directions. A curve whose truth cannot be seen in principle is redrawn, by one
-rule, which is applied to the drawn points: each drop exceeds three standard errors of the plateaus beside it and a hundredth of the curve's range, and each
-plateau has three points or more and is three standard errors flatter than a ramp in its place. A fall that the curve's
-beginning or end cuts off shows three points or more.
+with random centres, widths, drops and directions. A curve whose truth cannot be seen even by somebody who knows where
+to look is redrawn, by one rule, applied to the drawn points: each drop exceeds three standard errors of the plateaus
+beside it, and a hundredth of the curve's range; each plateau has three points or more, and is three standard errors
+flatter than a ramp in its place; a fall that the curve's beginning or end cuts off shows three points or more.
 """
 
 from __future__ import annotations

@@ -70,9 +70,7 @@ def attention_pattern(x: Tensor, p: dict[str, Tensor], at: str, causal: bool, sl
             lag = torch.tensor([abs(query - key) for key in range(T)], dtype=x.dtype)
             row = row - slope[None, :, None] * lag
         if causal:
-            row = torch.cat(
-                [row[..., : query + 1], torch.full_like(row[..., query + 1 :], -math.inf)], dim=-1
-            )
+            row = torch.cat([row[..., : query + 1], torch.full_like(row[..., query + 1 :], -math.inf)], dim=-1)
         rows.append(torch.exp(row) / torch.exp(row).sum(-1, keepdim=True))
     return torch.stack(rows, dim=2)
 
@@ -140,10 +138,7 @@ def test_plain_model_equals_transformer_lens_with_the_same_weights() -> None:
 def test_sinusoidal_positions_follow_the_formula_and_are_not_trained() -> None:
     model = randomize(build(positions="sinusoidal"))
     table = torch.tensor(
-        [
-            [(math.cos if i % 2 else math.sin)(t / 10000 ** (2 * (i // 2) / 12)) for i in range(12)]
-            for t in range(7)
-        ],
+        [[(math.cos if i % 2 else math.sin)(t / 10000 ** (2 * (i // 2) / 12)) for i in range(12)] for t in range(7)],
         dtype=torch.float64,
     )
     close(model.W_pos, table)
@@ -280,9 +275,7 @@ def test_dropout_has_its_rate_and_scale_in_all_four_places() -> None:
         gone = after == 0
         n = gone.numel()
         assert abs(gone.double().mean().item() - rate) < 5 * math.sqrt(rate * (1 - rate) / n), place
-        torch.testing.assert_close(
-            after[~gone], before[~gone] / (1 - rate), rtol=1e-10, atol=1e-10, msg=place
-        )
+        torch.testing.assert_close(after[~gone], before[~gone] / (1 - rate), rtol=1e-10, atol=1e-10, msg=place)
     resid_mid = cache["blocks.0.hook_resid_pre"] + cache["blocks.0.hook_attn_out"]
     close(cache["blocks.0.hook_resid_mid"], resid_mid)
     close(cache["blocks.0.hook_resid_post"], resid_mid + cache["blocks.0.hook_mlp_out"])

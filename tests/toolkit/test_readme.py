@@ -9,20 +9,21 @@ import pytest
 from conftest import ROOT
 
 README = (ROOT / "README.md").read_text(encoding="utf-8")
-SNIPPETS = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
 COMMANDS = [
     line for block in re.findall(r"```(?:sh|console)\n(.*?)```", README, re.DOTALL) for line in block.splitlines()
 ]
 
 
 @pytest.mark.slow
-def test_the_snippets_run_one_after_the_other(tmp_path, monkeypatch):
+@pytest.mark.parametrize("page", ["README.md", "docs/loops.md"])
+def test_the_snippets_run_one_after_the_other(page, tmp_path, monkeypatch):
     """In one folder and with one set of names, as a reader types them."""
-    assert len(SNIPPETS) >= 3
+    snippets = re.findall(r"```python\n(.*?)```", (ROOT / page).read_text(encoding="utf-8"), re.DOTALL)
+    assert len(snippets) >= 3
     monkeypatch.chdir(tmp_path)
     names = {"__name__": "readme"}
-    for snippet in SNIPPETS:
-        exec(compile(snippet, "README.md", "exec"), names)
+    for snippet in snippets:
+        exec(compile(snippet, page, "exec"), names)
 
 
 def test_the_commands_exist(cli):

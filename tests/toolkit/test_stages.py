@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 import json
-import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
+from curves import Curve, decay, staircase
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stagelens.errors import UsageError
 from stagelens.stages import Stages, detect_group, detect_stages
-
-sys.path.insert(0, str(Path(__file__).parent))
-from curves import Curve, decay, staircase
 
 
 def two_steps(points: int = 120, noise: float = 0.01, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
@@ -130,10 +126,10 @@ def test_affine_maps_of_values_and_steps_change_nothing_else(
     two = detect_stages(stretch * steps, sign * scale * values + shift)
     assert [stage.kind for stage in one] == [stage.kind for stage in two]
     for a, b in zip(one, two, strict=True):
-        assert (b.start, b.end, b.at) == pytest.approx((stretch * a.start, stretch * a.end, stretch * a.at), rel=1e-6)
-        assert b.drop == pytest.approx(sign * scale * a.drop, rel=1e-6)
-        assert b.level == pytest.approx(sign * scale * a.level + shift, rel=1e-6, abs=1e-6 * scale)
-        assert b.sharpness == pytest.approx(a.sharpness, abs=1e-6)
+        assert (b.start, b.end, b.at) == pytest.approx((stretch * a.start, stretch * a.end, stretch * a.at), rel=1e-3)
+        assert b.drop == pytest.approx(sign * scale * a.drop, rel=1e-3)
+        assert b.level == pytest.approx(sign * scale * a.level + shift, rel=1e-3, abs=1e-3 * scale)
+        assert b.sharpness == pytest.approx(a.sharpness, abs=1e-3)
 
 
 def test_parameters_set_the_least_drop() -> None:

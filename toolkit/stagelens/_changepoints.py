@@ -21,7 +21,7 @@ Array = NDArray[np.float64]
 Indices = NDArray[np.intp]
 Flags = NDArray[np.bool_]
 
-MOST_POINTS = 360  # more are averaged in blocks: the partition takes quadratic time
+MOST_POINTS = 300  # more are averaged in blocks: the partition takes quadratic time
 LEAST_NOISE = 1e-3  # of the range: smaller wiggles are not looked at
 SLOWER = 0.3  # a plateau changes at less than this share of the rate of the transitions beside it
 SHORTER = 0.4  # a transition takes less than this share of the distance between its neighbours
@@ -39,7 +39,7 @@ def noise(u: Array, v: Array) -> Array:
     a = (u[2:] - u[1:-1]) / (u[2:] - u[:-2])
     off = np.abs(v[1:-1] - a * v[:-2] - (1 - a) * v[2:]) / np.sqrt(1 + a**2 + (1 - a) ** 2)
     off = np.pad(off, 1, mode="edge") / 0.6745  # the median of |normal|
-    local = percentile_filter(off, 50, size=min(len(off), max(51, len(off) // 4)), mode="mirror")
+    local = percentile_filter(off, 50, size=min(len(off), max(51, min(len(off) // 4, 101))), mode="mirror")
     return np.maximum(local**0.75 * np.median(off) ** 0.25, LEAST_NOISE)
 
 
@@ -91,29 +91,28 @@ def fit(u: Array, v: Array, s: Array, least: float) -> Pieces:
     Fitted twice: what a first curve leaves unexplained says more about the noise than neighbouring points do.
     `least`: of the noise.
     """
-    first = _fit(u, v, s)
+    first = _partition(u, v, s)
     excess = first.misfit * len(u) / max(len(u) - len(first.knots), 1)
     local = uniform_filter1d(excess, min(len(u), max(51, len(u) // 4)), mode="mirror")
     scale = np.sqrt(local**0.75 * np.mean(excess) ** 0.25)
-    return _fit(u, v, np.maximum(s * scale, least))
-
-
-def _fit(u: Array, v: Array, s: Array) -> Pieces:
-    return _without_idle_corners(_without_weak_bends(_partition(u, v, s)))
+    return _without_idle_corners(_without_weak_bends(_partition(u, v, np.maximum(s * scale, least))))
 
 
 def moves(curve: Pieces, t: Array, min_drop: float, significance: float) -> Moves:
     """The transitions of a curve. t: [point], its plain steps."""
     spans = _separate(curve, _fastest(curve))
     found = _measure(curve, spans)
-    while spans and (weakest := found.weakest(min_drop, significance)) is not None:
+    # What is too small for the caller is left out last: only then is it known how big each is.
+    while spans and (weakest := found.weakest(min(min_drop, 0.01), min(significance, 3.0))) is not None:
         del spans[weakest]
         found = _measure(curve, spans)
     # A fall from the first point on is the beginning of a decay, unless something follows it.
     only_falls = len(spans) == 1 and found.cut[0]
-    if spans and (only_falls or decay_misfit(t, curve.v, curve.s) < float(np.sum(curve.misfit)) + DECAY):
+    stepwise = float(np.sum(curve.misfit)) + DECAY + 2 * len(curve.knots)
+    if spans and (only_falls or decay_misfit(t, curve.v, curve.s) < stepwise):
         return _measure(curve, [])
-    return found
+    enough = found.strength(min_drop, significance) >= 1
+    return found if enough.all() else _measure(curve, [span for span, keep in zip(spans, enough, strict=True) if keep])
 
 
 def decay_misfit(t: Array, v: Array, s: Array) -> float:
@@ -141,20 +140,25 @@ def _partition(u: Array, v: Array, s: Array) -> Pieces:
     sums = np.array([np.concatenate([[0.0], np.cumsum(w * x)]) for x in (u**0, u, v, u * u, u * v, v * v)])
     piece = PIECE + 2 * np.log(n)
     best, origin, level = np.zeros(n + 1), np.zeros(n + 1, dtype=int), np.zeros(n + 1, dtype=bool)
-    for end in range(1, n + 1):
-        w1, wu, wv, wuu, wuv, wvv = sums[:, end, None] - sums[:, :end]
-        flat = np.maximum(wvv - wv**2 / w1, 0.0)
-        sloping = np.maximum(flat - (wuv - wu * wv / w1) ** 2 / np.maximum(wuu - wu**2 / w1, 1e-300), 0.0) + SLOPE
-        cost = best[:end] + np.minimum(flat, sloping) + piece
-        start = int(np.argmin(cost))
-        best[end], origin[end], level[end] = cost[start], start, flat[start] <= sloping[start]
-    knots, flags, end = [], [], n
-    while end > 0:  # backwards: each piece gives its two ends, and a joint to the piece after it
-        start = int(origin[end])
-        more = int(end - 1 > start)
-        flags += [False] * bool(knots) + [bool(level[end])] * more
-        knots += [end - 1] + [start] * more
-        end = start
+    start, end = np.tril_indices(n + 1, -1)[::-1]  # of all pieces: the points start..end-1
+    w1, wu, wv, wuu, wuv, wvv = sums[:, end] - sums[:, start]
+    flat = np.maximum(wvv - wv**2 / w1, 0.0)
+    sloping = np.maximum(flat - (wuv - wu * wv / w1) ** 2 / np.maximum(wuu - wu**2 / w1, 1e-300), 0.0) + SLOPE
+    costs, rows = np.minimum(flat, sloping) + piece, np.cumsum(np.arange(n + 1))
+    for last in range(1, n + 1):
+        total = best[:last] + costs[rows[last - 1] : rows[last]]
+        origin[last] = int(np.argmin(total))
+        best[last] = total[origin[last]]
+    level[1:] = (flat <= sloping)[rows[:-1] + origin[1:]]
+    knots: list[int] = []
+    flags: list[bool] = []
+    last = n
+    while last > 0:  # backwards: each piece gives its two ends, and a joint to the piece after it
+        first = int(origin[last])
+        more = int(last - 1 > first)
+        flags += [False] * bool(knots) + [bool(level[last])] * more
+        knots += [last - 1] + [first] * more
+        last = first
     return _spline(u, v, s, np.array(knots[::-1]), np.array(flags[::-1], dtype=bool))
 
 
@@ -225,7 +229,7 @@ def _arc(p: Pieces, first: int, last: int, sign: float) -> tuple[float, Indices]
     if n < 3:
         return 0.0, np.empty(0, dtype=int)
     near = p.knots[(p.knots > first) & (p.knots < last)] - first
-    at = np.unique(np.concatenate([np.linspace(1, n - 2, min(n - 2, 60)).astype(int), near]))
+    at = np.unique(np.concatenate([np.linspace(1, n - 2, min(n - 2, 40)).astype(int), near]))
     x = (p.u[first : last + 1] - p.u[first]) / (p.u[last] - p.u[first])
     hinges = sign * np.maximum(x[:, None] - x[at], 0.0)
     chi2, weights = _cone(hinges, np.stack([x**0, x], axis=1), p.v[first : last + 1], p.s[first : last + 1])
@@ -326,11 +330,15 @@ class Moves:
         around = np.concatenate([[0.0], self.ats, [1.0]])
         return np.asarray((self.ends - self.starts) / np.maximum(around[2:] - around[:-2], 1e-12))
 
+    def strength(self, min_drop: float, significance: float) -> Array:
+        """Drops in units of the least that counts, [move]."""
+        least = np.maximum(significance * np.hypot(self.errors[1:], self.errors[:-1]), min_drop)
+        return np.asarray(np.abs(self.drops) / np.maximum(least, 1e-12))
+
     def weakest(self, min_drop: float, significance: float) -> int | None:
         """The move that is the least of one, if there is any that is none."""
-        size, error = np.abs(self.drops), np.hypot(self.errors[1:], self.errors[:-1])
-        score = np.minimum(size / (significance * error), size / min_drop if min_drop > 0 else np.inf)
-        score = np.minimum(score, size / np.maximum(np.maximum(self.drifts[1:], self.drifts[:-1]), 1e-12))
+        drift = np.maximum(self.drifts[1:], self.drifts[:-1])
+        score = np.minimum(self.strength(min_drop, significance), np.abs(self.drops) / np.maximum(drift, 1e-12))
         score = np.where(self.shares > SHORTER, np.minimum(score, 0.9 - 0.4 * self.shares), score)
         score[self.directions * self.drops <= 0] = 0.0
         score[self._overshoots()] = 0.0
@@ -393,5 +401,6 @@ def _progress(
     done = np.concatenate([np.minimum.accumulate(done[half::-1])[::-1], np.maximum.accumulate(done[half + 1 :])])
     shares = np.linspace(0.1, 0.9, 81)
     when = np.interp(shares, done, u)
-    shortest = int(np.argmin(when[40:] - when[:41]))
-    return float(when[0]), float(when[shortest] + when[shortest + 40]) / 2, float(when[-1])
+    lengths, middles = when[40:] - when[:41], (when[40:] + when[:41]) / 2
+    steepest = np.mean(middles[lengths <= 1.01 * lengths.min()])  # on a straight ramp many are the shortest
+    return float(when[0]), float(steepest), float(when[-1])

@@ -15,7 +15,8 @@ def resolve_device(name: str = "auto") -> torch.device:
     import torch
 
     if name == "auto":
-        return torch.accelerator.current_accelerator(check_available=True) or torch.device("cpu")
+        available = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
+        return available or torch.device("cpu")
     try:
         device = torch.device(name)
         torch.zeros(1, device=device).item()  # a device that only knows shapes (meta) has no numbers to give

@@ -208,8 +208,18 @@ class Run:
         return f"<Run {self.name}: {self.manifest.task}, seed {self.manifest.seed}, {self.status}>"
 
 
-def load(run: str | Path, runs: str | Path | None = None, host: Host | None = None) -> Run:
-    """The run at a path, or of a name in the runs folder."""
+def load(
+    run: str | Path,
+    runs: str | Path | None = None,
+    host: Host | None = None,
+    task: type[Experiment] | None = None,
+) -> Run:
+    """The run at a path, or of a name in the runs folder. `task` is its class, where no plugin brings it."""
+    if task is not None:
+        from stagelens.host import make_host
+
+        host = host or make_host()
+        host.load_class(task)
     path = Path(run)
     if (path / FILE).exists():
         return Run(path, host)

@@ -179,8 +179,7 @@ def _match(stages: Stages, reference: Array) -> list[Stage | None]:
     """For each reference transition the series' own one, in order, so that the levels agree best."""
     ends, transitions = _ends(stages), stages.transitions
     cost = np.abs(reference[:, None] - ends[None]).sum(axis=-1)  # [reference, own]
-    limit = np.abs(np.diff(reference, axis=1))  # a level may be off by half of the drop
-    gain = limit - cost
+    gain = np.abs(np.diff(reference, axis=1)) / 2 - cost  # together the levels may be off by half of the drop
     best = np.zeros((len(reference) + 1, len(ends) + 1))
     for i, j in np.ndindex(*gain.shape):
         best[i + 1, j + 1] = max(best[i, j + 1], best[i + 1, j], best[i, j] + gain[i, j])

@@ -88,18 +88,32 @@ def attention_maps(run: Run, step: int) -> Maps:
     """The mean attention pattern of each layer at `step`, [head, query, key], on the evaluation batch."""
     from stagelens import Recorder
     from stagelens.batches import eval_batch
-    from stagelens.probing import probe
-
-    @probe(hooks="attn.hook_pattern", dims=("head", "query", "key"), name="mean_pattern")
-    def mean_pattern(pattern: Any, scene: Any) -> Any:  # noqa: ARG001
-        return pattern.mean(0)
 
     task: Any = run.experiment
-    recorder = Recorder(run.model_at(step), [mean_pattern], eval_batch(task), task=task)
+    recorder = Recorder(run.model_at(step), [_mean_pattern()], eval_batch(task), task=task)
     if "mean_pattern" not in recorder.probes:
         return {}
-    (reading,) = [r for r in recorder.measure(step) if r.name == "mean_pattern/value"]
-    return dict(zip(reading.coords["layer"], np.nan_to_num(reading.array()), strict=True))
+    found = [reading for reading in recorder.measure(step) if reading.name.startswith("mean_pattern/")]
+    return {int(reading.name.rpartition("/")[2]): np.nan_to_num(reading.array()) for reading in found}
+
+
+def _mean_pattern() -> Any:
+    """A probe with one reading per layer, [head, query, key]; layers may differ in all three."""
+    from stagelens import Probe, Reading
+    from stagelens.probing import layers
+
+    class MeanPattern(Probe):
+        name = "mean_pattern"
+        hooks = ("attn.hook_pattern",)
+
+        def reduce(self, activation: Any, site: Any, scene: Any) -> Any:  # noqa: ARG002
+            return activation.mean(0)
+
+        def readings(self, reduced: Any, scene: Any) -> Any:  # noqa: ARG002
+            for layer, pattern in zip(layers(reduced), reduced.values(), strict=True):
+                yield Reading(str(layer), pattern, ("head", "query", "key"))
+
+    return MeanPattern
 
 
 def composite(pattern: Any) -> Any:
