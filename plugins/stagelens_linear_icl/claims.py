@@ -254,7 +254,7 @@ RANKS = {
     4: 30_000,
     8: 4_000,
 }  # rank: steps of descent that it takes; R = 1 takes so many that the flow is quicker
-EIGHT = {"D": 8, "H": 9, "spectrum": "power:1", "lr": 1.2}
+EIGHT: dict[str, Any] = {"D": 8, "H": 9, "spectrum": "power:1", "lr": 1.2}
 
 
 def conspicuous(path: Path) -> list[int]:

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from stagelens.runs import Run
 
 PROBES = ("principal_components", "qk_alignment", "attention_sparsity", "weight_norms", "conserved")
-EIGHT = {"D": 8, "H": 9, "spectrum": "power:1", "lr": 1.0, "steps": 30_000}  # Figs. 2 and 8
+EIGHT = {"D": 8, "H": 9, "spectrum": "power:1", "lr": 0.6, "steps": 50_000}  # Figs. 2 and 8
 REPEATED = {"spectrum": [0.35, 0.35, 0.15, 0.15]}  # Fig. 9
 
 

@@ -172,6 +172,10 @@ class Standard(OnSequences):
             seed=derive(self.seed, "init"),
         )
 
+    def stage_names(self) -> Sequence[str]:
+        """No theory names the stages of this model; `kl_to_references` says what they are."""
+        return ()
+
     def log_probabilities(self, output: Tensor) -> Tensor:
         """Of the logits [n, l, token], at the last position."""
         return output[:, -1].log_softmax(-1)

@@ -30,7 +30,7 @@ def plateau_cross_entropy(order: int, responses: int, matched: int) -> float:
 
     m = factorial(order - matched)
     others = np.arange(m)  # B: how many of the other candidates share the response
-    return float(-(binom.pmf(others, m - 1, 1 / responses) * np.log((1 + others) / m)).sum())
+    return float((binom.pmf(others, m - 1, 1 / responses) * np.log(m / (1 + others))).sum())
 
 
 @lru_cache(maxsize=16)
