@@ -465,7 +465,7 @@ def test_toy_models_and_transformers_share_the_names_of_their_config() -> None:
         ({"d_vocab": None}, r"d_vocab = None and d_in = None were given; give exactly one"),
         ({"d_in": 3}, r"d_in = 3 was given without d_out"),
         ({"positions": "sinus"}, r"unknown positions 'sinus'.*known: alibi, learned, none, sinusoidal"),
-        ({"activation": "rleu"}, r"unknown activation 'rleu'; did you mean 'relu'"),
+        ({"activation": "rleu"}, r"unknown activation 'rleu' .did you mean 'relu'"),
         ({"normalization": "batch"}, r"unknown normalization 'batch'.*known: layer, none"),
         ({"dropout": 1.0}, r"dropout = 1.0 is not a rate"),
         ({"dropout": -0.1}, r"dropout = -0.1 is not a rate"),
