@@ -326,7 +326,7 @@ def _difference(had: dict[str, Any], wanted: dict[str, Any]) -> str:
 @contextmanager
 def _writer(folder: Path) -> Iterator[None]:
     """Holds the run's lock, which ends with the process that holds it."""
-    lock = FileLock(folder / LOCK, timeout=0)
+    lock = FileLock(folder / LOCK, timeout=1, poll_interval=0.01)  # a reader holds it for a moment to see who is there
     try:
         lock.acquire()
     except Timeout:
