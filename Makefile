@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 RUN := $(BIN)/stagelens
 
-.PHONY: demo test lint types bench verify clean
+.PHONY: demo test lint types bench verify figures clean
 
 demo: $(VENV)/.installed
 	$(RUN) run markov
@@ -28,6 +28,16 @@ bench: $(VENV)/.installed-dev
 
 verify: $(VENV)/.installed
 	$(RUN) verify
+
+# The pictures of README and docs, made by the commands that stand beside them.
+figures: $(VENV)/.installed
+	rm -rf runs/figures && mkdir -p runs/figures
+	$(RUN) run markov --runs runs/figures
+	$(RUN) run recall/flow --runs runs/figures
+	$(RUN) run linear-icl/flow --runs runs/figures
+	cp runs/figures/markov-minimal-quick-seed0/figures/specialization.png docs/images/markov.png
+	$(RUN) compare --runs runs/figures recall-flow-quick-seed0 linear-icl-flow-quick-seed0 --align stage --relative \
+	  -o docs/images/compare.png
 
 clean:
 	rm -rf $(VENV) runs .mypy_cache .ruff_cache .pytest_cache

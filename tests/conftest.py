@@ -29,7 +29,8 @@ def one_thread():
 
 
 @pytest.fixture(autouse=True)
-def nothing_from_outside(monkeypatch):
+def nothing_from_outside(monkeypatch, tmp_path_factory):
+    monkeypatch.setenv("STAGELENS_CACHE", str(tmp_path_factory.getbasetemp() / "cache"))
     monkeypatch.delenv("STAGELENS_PLUGINS", raising=False)
     monkeypatch.delenv("STAGELENS_RUNS", raising=False)
 

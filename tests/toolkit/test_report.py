@@ -15,11 +15,13 @@ from small import Repeats, run
 
 import stagelens as sl
 from stagelens.charts import comparison_chart, run_chart
+from stagelens.claims import Result, equal
 from stagelens.events import half_rise
 from stagelens.figures import loss_figure
 from stagelens.figures.attention import chosen_steps
 from stagelens.prediction import score
 from stagelens.report import report_page, write_comparison, write_report
+from stagelens.verifying import keep
 
 HOSTILE = "<script>alert(1)</script>"  # a folder cannot hold the slash; names in manifests and series can
 HOSTILE_FOLDER = "<img src=x onerror=alert(1)>&<b>'\""
@@ -155,6 +157,14 @@ def test_claims_are_shown_where_they_were_verified(grown):
     page = report_page(grown, claims=[{"id": "T1", "verdict": "differs", "checks": [check]}])
     assert "<h2>Claims</h2>" in page and 'class="differs">differs' in page and "Fig. 1" in page
     assert "<h2>Claims</h2>" not in report_page(grown)
+
+
+def test_the_claims_of_a_runs_plugin_come_as_last_verified(grown, tmp_path, monkeypatch):
+    monkeypatch.setenv("STAGELENS_CACHE", str(tmp_path))
+    check = equal("drops", 2, 3, "Fig. 7")
+    keep(Result("T9", grown.manifest.plugin, "drops", "Fig. 7", "differs", "quick", 1, 0.5, (check,)), tmp_path)
+    page = write_report(grown, tmp_path / "page.html").read_text()
+    assert "<h2>Claims</h2>" in page and "T9" in page and "Fig. 7" in page
 
 
 def test_a_run_outlives_its_plugin(hostile):

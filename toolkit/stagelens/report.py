@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from stagelens.files import write_text
+from stagelens.verifying import last_results
 
 if TYPE_CHECKING:
     from jinja2 import Environment
@@ -29,14 +30,16 @@ CAPTIONS = {
 }
 
 
-def write_report(run: Run, path: Path | None = None, claims: Sequence[dict[str, Any]] = ()) -> Path:
+def write_report(run: Run, path: Path | None = None, claims: Sequence[dict[str, Any]] | None = None) -> Path:
     """Draws the figures of `run` and writes its page (default: into its folder). Returns the page's path.
 
-    `claims` are results of verified claims, as `stagelens verify --json` prints them.
+    `claims` are results as `stagelens verify --json` prints them; None: those of the run's plugin as last verified.
     """
     from stagelens.figures import write_figures
 
     path = path or run.folder / FILE
+    if claims is None:
+        claims = [result.to_dict() for result in last_results(run.manifest.plugin)]
     write_text(path, report_page(run, write_figures(run), claims))
     return path
 

@@ -156,4 +156,5 @@ def keep(result: Result, folder: Path) -> None:
 
 
 def _kept_in(folder: Path, plugin: str) -> Path:
-    return folder / "verified" / f"{plugin}.json"
+    name = "".join(c if c.isalnum() or c in "-_." else "-" for c in plugin)  # a manifest may claim any name
+    return folder / "verified" / f"{name}.json"
