@@ -93,7 +93,7 @@ def fit(u: Array, v: Array, s: Array, least: float) -> Pieces:
     """
     first = _partition(u, v, s)
     excess = first.misfit * len(u) / max(len(u) - len(first.knots), 1)
-    local = uniform_filter1d(excess, min(len(u), max(51, len(u) // 4)), mode="mirror")
+    local = uniform_filter1d(excess, min(len(u), max(51, len(u) // 4)), mode="mirror").clip(0)  # a running sum rounds
     scale = np.sqrt(local**0.75 * np.mean(excess) ** 0.25)
     return _without_idle_corners(_without_weak_bends(_partition(u, v, np.maximum(s * scale, least))))
 
