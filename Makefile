@@ -8,10 +8,6 @@ RUN := $(BIN)/stagelens
 
 demo: $(VENV)/.installed
 	$(RUN) run markov
-	@echo
-	@echo "The newest run's report and pictures:"
-	@ls -d -t runs/*/report.html | head -1
-	@ls $$(dirname $$(ls -d -t runs/*/report.html | head -1))/figures/*.png
 
 test: lint types
 	$(BIN)/python -m pytest

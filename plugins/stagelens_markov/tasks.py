@@ -13,7 +13,7 @@ from torch.nn.functional import cross_entropy
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 from transformer_lens import HookedRootModule
 
-from stagelens import Group, Schedule, Task, TaskConfig
+from stagelens import Group, Task, TaskConfig
 from stagelens.config import Config
 from stagelens.seeds import generator
 from stagelens_markov.data import Process, importance, log_probabilities, make_process, sample_sequences
@@ -68,7 +68,7 @@ class Minimal(Task):
             "steps": 1200,
             "batch_size": 384,
             "lr": 0.03,
-            "eval_size": 512,
+            "eval_size": 256,
             "init_scale": 0.01,
         },
         "paper": {
@@ -137,6 +137,3 @@ class Minimal(Task):
 
     def stage_names(self) -> Sequence[str]:
         return [f"I({k}) learned" for k in range(1, self.config.h + 1)]
-
-    def schedule(self) -> Schedule:
-        return Schedule(log=25, even=50)
