@@ -6,14 +6,9 @@ import pytest
 import torch
 from small import Regression, Repeats
 
-from stagelens.config import make_config
 from stagelens.device import resolve_device
 from stagelens.errors import UsageError
-from stagelens.host import make_host
-from stagelens.task import Task
 from stagelens.testing import check_task_device
-
-TASKS = dict(make_host().tasks)
 
 
 def test_auto_takes_the_accelerator_where_there_is_one():
@@ -27,13 +22,6 @@ def test_a_device_that_cannot_compute_here_is_one_line(name):
     with pytest.raises(UsageError, match="cannot be used here") as caught:
         resolve_device(name)
     assert "\n" not in str(caught.value)
-
-
-@pytest.mark.parametrize("task_id", TASKS)
-def test_every_task_runs_on_one_device_only(task_id):
-    kind = TASKS[task_id].load()
-    if issubclass(kind, Task):
-        check_task_device(kind(make_config(kind.Config, kind.presets, "quick", [])))
 
 
 @pytest.mark.parametrize("kind", [Regression, Repeats])

@@ -27,10 +27,10 @@ if TYPE_CHECKING:
     from stagelens.runs import Run
 
 CACHE_ENVIRONMENT = "STAGELENS_CACHE"
-# Files of a package that look at runs but have no part in making them. All others count, so a new one counts too.
+# Files and folders of a package that look at runs but have no part in making them. All others count, so a new one counts too.
 ONLY_LOOK = {
     *("claims", "lab", "verifying", "stages", "_changepoints", "events", "members", "alignment", "comparing"),
-    *("figures", "report", "export", "doctor", "testing"),
+    *("figures", "report", "export", "doctor", "testing", "cli"),
 }
 
 Watch = Callable[[str, float, float], None]  # (what is run, step, steps)
@@ -177,7 +177,7 @@ def digest_of(source: Path) -> str:
     files = [source]
     if source.is_dir():
         files = sorted(
-            f for f in source.glob("**/*.py") if f.stem not in ONLY_LOOK and "cli" not in f.relative_to(source).parts
+            f for f in source.glob("**/*.py") if ONLY_LOOK.isdisjoint(f.relative_to(source).with_suffix("").parts)
         )
     digest = hashlib.sha256()
     for file in files:

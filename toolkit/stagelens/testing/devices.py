@@ -1,4 +1,4 @@
-"""Helpers for the tests of plugin authors."""
+"""Does a task stay on the device that it runs on?"""
 
 from __future__ import annotations
 

@@ -1,0 +1,39 @@
+"""Does a claim measure something and come to a verdict?"""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+
+from stagelens.claims import Claim, Result
+from stagelens.host import Host, make_host
+from stagelens.lab import Lab
+from stagelens.lazy import ClaimRef
+from stagelens.verifying import Chosen, verify_claim
+
+
+def check_claim(
+    kind: type[Claim],
+    *,
+    seeds: int | None = None,
+    budget: str = "quick",
+    cache: str | Path | None = None,
+    host: Host | None = None,
+) -> Result:
+    """Runs a claim and fails if it cannot come to a verdict. Returns the verdict, which may well be `differs`.
+
+    - It has an id and says what it states and where the paper says so.
+    - It runs within `budget`, and judges at least one finite measurement; each check names its place in the paper.
+
+    `host` is the host that knows the claim's tasks (default: all installed plugins). `cache` keeps its runs.
+    """
+    assert kind.id and kind.title, f"{kind.__name__} needs an id and a title"
+    with tempfile.TemporaryDirectory() as folder:
+        lab = Lab(host or make_host(), Path(cache or folder), budget)
+        result = verify_claim(Chosen("tests", ClaimRef.of(kind)), lab, seeds)
+    assert result.verdict in ("holds", "differs"), (
+        f"claim {kind.id}: {result.verdict}. {result.error}\n{result.traceback}"
+    )
+    for check in result.checks:
+        assert check.what and check.reference, f"claim {kind.id}: a check says not what or where from: {check}"
+    return result

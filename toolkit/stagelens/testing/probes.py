@@ -1,0 +1,73 @@
+"""Does a probe give what it says, and leave everything as it found it?"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from stagelens.probing import Probe
+from stagelens.reading import Reading
+from stagelens.recorder import Recorder
+from stagelens.task import Batch, Task
+
+if TYPE_CHECKING:
+    from transformer_lens import HookedRootModule
+
+
+def check_probe(
+    kind: type[Probe], model: HookedRootModule | None = None, batch: Batch = None, task: Task | None = None
+) -> list[Reading]:
+    """Fails if a probe does not apply, misnames its readings, or changes what it looks at. Returns its readings.
+
+    - It applies to `model` (default: a small transformer, or that of `task`) on `batch`.
+    - It gives finite readings that `gives` names.
+    - Measured twice, it gives the same; parameters, gradients, mode and random state stay as they were.
+    """
+    if model is None:
+        model = task.build_model() if task else _small_transformer()
+    if batch is None:
+        batch = task.sample(4, torch.Generator().manual_seed(0)) if task else _small_batch()
+    model.train()
+    recorder = Recorder(model, [kind], batch, task=task, loss=None if task else _next_token_loss)
+    name = kind.name
+    assert name not in recorder.skipped, f"probe {name!r} does not apply: {recorder.skipped[name]}"
+    before, state = _copy(model), torch.get_rng_state()
+    once = _own(recorder.measure(0), name)
+    assert not recorder.problems, f"probe {name!r} failed: {recorder.problems[name]}"
+    assert name not in recorder.skipped, f"probe {name!r} does not apply: {recorder.skipped[name]}"
+    given = {reading.name.partition("/")[2] for reading in once}
+    assert given <= set(kind.gives), f"probe {name!r} gives {sorted(given - set(kind.gives))}, which `gives` lacks"
+    assert given, f"probe {name!r} gave nothing; `gives` names {kind.gives}"
+    assert torch.equal(state, torch.get_rng_state()), f"probe {name!r} changed the random state"
+    assert model.training, f"probe {name!r} left the model in evaluation mode"
+    assert all(p.grad is None for p in model.parameters()), f"probe {name!r} left gradients behind"
+    for key, values in _copy(model).items():
+        assert torch.equal(values, before[key]), f"probe {name!r} changed the parameter {key!r}"
+    for one, two in zip(once, _own(recorder.measure(0), name), strict=True):
+        same = np.array_equal(one.array(), two.array(), equal_nan=True)
+        assert same, f"{one.name} is another one when measured again"
+    return once
+
+
+def _own(readings: list[Reading], probe: str) -> list[Reading]:
+    return [reading for reading in readings if reading.name.startswith(f"{probe}/")]
+
+
+def _copy(model: Any) -> dict[str, torch.Tensor]:
+    return {name: values.detach().clone() for name, values in model.state_dict().items()}
+
+
+def _small_transformer() -> HookedRootModule:
+    from stagelens.models import build_transformer
+
+    return build_transformer(n_layers=2, n_heads=2, d_model=8, n_ctx=12, d_vocab=7, d_mlp=16, seed=0)
+
+
+def _small_batch() -> torch.Tensor:
+    return torch.randint(7, (4, 12), generator=torch.Generator().manual_seed(0))
+
+
+def _next_token_loss(model: Any, batch: torch.Tensor) -> torch.Tensor:
+    return torch.nn.functional.cross_entropy(model(batch)[:, :-1].flatten(0, 1), batch[:, 1:].flatten())
