@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import os
+import subprocess
 import sys
+import sysconfig
+import venv
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -88,3 +91,41 @@ def cli(monkeypatch, capsys, tmp_path, imports):
         return Answer(int(ended.value.code or 0), out, err)
 
     return call
+
+
+@dataclass(frozen=True)
+class Environment:
+    """A Python environment of its own: what is installed into it is there, and what these tests run with."""
+
+    folder: Path
+    cwd: Path
+
+    def install(self, project: Path) -> None:
+        """As `pip install -e`, without a network: the build backend is one of the packages that are there."""
+        pip = [sys.executable, "-m", "pip", "--quiet", "--disable-pip-version-check", "--python", str(self.python)]
+        self._run([*pip, "install", "--no-deps", "--no-build-isolation", "-e", str(project)])
+
+    def call(self, program: str, *words: str) -> str:
+        """stdout of `stagelens` or `python` in this environment."""
+        start = ["-c", "from stagelens.cli import main; main()"] if program == "stagelens" else []
+        return self._run([str(self.python), *start, *words])
+
+    @property
+    def python(self) -> Path:
+        return self.folder / ("Scripts" if os.name == "nt" else "bin") / "python"
+
+    def _run(self, command: list[str]) -> str:
+        done = subprocess.run(command, capture_output=True, text=True, cwd=self.cwd, timeout=600)
+        assert done.returncode == 0, done.stdout + done.stderr
+        return done.stdout
+
+
+@pytest.fixture
+def environment(tmp_path_factory, tmp_path):
+    folder = tmp_path_factory.mktemp("environment")
+    venv.create(folder, with_pip=False, symlinks=os.name != "nt")
+    made = Environment(folder, tmp_path)
+    (site,) = folder.glob("Lib/site-packages" if os.name == "nt" else "lib/python*/site-packages")
+    here = sysconfig.get_path("purelib")
+    (site / "ours.pth").write_text(f"import site; site.addsitedir({here!r})\n")
+    return made

@@ -50,6 +50,7 @@ def main() -> None:
     """Runs the command line. A mistake becomes one line on stderr; anything else keeps its traceback."""
     from stagelens.cli import (  # noqa: F401  each registers its commands
         answering,
+        authoring,
         inspecting,
         listing,
         probing,
