@@ -37,6 +37,18 @@ class Reading:
                 raise ValueError(f"reading {self.name!r} of shape {array.shape}: coords of {dim!r} do not fit")
         return array
 
+    def scalars(self) -> dict[str, float]:
+        """Each number under a name of its own, for tools that know no dims: `sparsity` -> `sparsity/layer 0/head 1`."""
+        from itertools import product
+
+        array = self.array()
+        labels = [
+            [f"{dim} {label}" for label in self.coords.get(dim, range(size))]
+            for dim, size in zip(self.dims, array.shape, strict=True)
+        ]
+        names = ("/".join((self.name, *place)) for place in product(*labels))
+        return dict(zip(names, array.ravel().tolist(), strict=True))
+
 
 def _float64() -> torch.dtype:
     import torch

@@ -1,0 +1,50 @@
+"""Every reading of a run in Weights & Biases, offline unless `WANDB_MODE` says otherwise.
+
+    pip install 'stagelens[wandb]'
+    stagelens --plugin-dir stagelens_wandb run markov
+    wandb sync runs/markov-minimal-quick-seed0/wandb/offline-run-*
+
+It is not loaded unless it is named: nothing leaves the machine that nobody sent.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from stagelens import Reading, Run, hookimpl
+from stagelens.errors import UsageError
+
+try:
+    import wandb
+except ImportError:
+    raise UsageError("Weights & Biases is not installed; pip install 'stagelens[wandb]'") from None
+
+_sessions: dict[Path, Any] = {}  # by run
+
+
+@hookimpl
+def stagelens_run_started(run: Run) -> None:
+    _sessions[run.folder] = wandb.init(
+        project=os.environ.get("WANDB_PROJECT", "stagelens"),
+        name=run.name,
+        group=run.manifest.task,
+        dir=run.folder,
+        config={**run.manifest.config, "task": run.manifest.task, "seed": run.manifest.seed},
+        mode=os.environ.get("WANDB_MODE", "offline"),  # type: ignore[arg-type]
+        reinit="create_new",
+    )
+
+
+@hookimpl
+def stagelens_reading_recorded(run: Run, step: float, readings: Sequence[Reading]) -> None:
+    """The step goes with the values: a flow's steps are times, which are not whole."""
+    values = {name: value for reading in readings for name, value in reading.scalars().items()}
+    _sessions[run.folder].log({"step": step, **values})
+
+
+@hookimpl
+def stagelens_run_finished(run: Run) -> None:
+    _sessions.pop(run.folder).finish(exit_code=0 if run.status == "finished" else 1)
