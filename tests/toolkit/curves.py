@@ -2,23 +2,34 @@
 
 A staircase is drawn on an axis u in [0, 1], which is either the step or its logarithm:
 
-    value(u) = level - sum_i drop_i S((u - c_i) / w_i) - drift(u) + noise
+    value(u) = level - sum_i drop_i R((u - c_i) / w_i) - drift(u) + noise
 
-with random centres, widths, drops and directions. A curve whose truth cannot be seen even by somebody who knows where
-to look is redrawn, by one rule, applied to the drawn points: each drop exceeds three standard errors of the plateaus
-beside it, and a hundredth of the curve's range; each plateau has three points or more, and is three standard errors
-flatter than a ramp in its place; a fall that the curve's beginning or end cuts off shows three points or more.
+What is drawn: 1 to 8 stages; 200 to 2,000 points; noise of 1 to 5 % of the range; drops up to 20:1 and distances
+between transitions up to 100:1 (both ratios drawn anew for each curve); four shapes R. By construction a transition
+takes 3 to 30 % of the distance to its nearer neighbour, a plateau has five points or more, and slopes by at most a
+tenth of the smaller drop beside it. The truth then follows from one rule: a drop counts as there when it exceeds three
+standard errors of the plateaus beside it. The weakest that does not goes first, and the plateaus beside it become one.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
 Array = NDArray[np.float64]
-RISE_10_90 = 2 * np.log(9.0)  # of the logistic function, in units of its width
+
+# Rises from 0 to 1, steepest at 0; and where they are done by 10 % and by 90 %.
+SHAPES: dict[str, tuple[Callable[[Array], Array], float, float]] = {
+    "logistic": (lambda x: 1 / (1 + np.exp(-np.clip(x, -50, 50))), -np.log(9), np.log(9)),
+    "Gompertz": (lambda x: np.exp(-np.exp(-np.clip(x, -50, 50))), -np.log(np.log(10)), -np.log(-np.log(0.9))),
+    "relaxation": (lambda x: 1 - np.exp(-np.clip(x, 0, 50)), -np.log(0.9), np.log(10)),
+    "ramp": (lambda x: np.clip(x + 0.5, 0, 1), -0.4, 0.4),
+}
+TRAITS = {"log": 0.4, "mixed": 0.2, "sloping": 0.35, "overshoot": 0.15, "rising": 0.25, "unfinished": 0.15}
+LONGEST, LEAST_POINTS, MOST_POINTS = 0.3, 5, 2000
 
 
 @dataclass(frozen=True)
@@ -46,169 +57,94 @@ class Curve:
         return np.asarray(np.abs(self.position(found) - truth) / (around[2:] - around[:-2]))
 
 
-def staircase(rng: np.random.Generator) -> Curve:
+def staircase(rng: np.random.Generator, shape: str | None = None, fewest: int = 200) -> Curve:
     """A curve of 0 to 7 transitions with a random mix of everything that real ones show."""
-    while (curve := _draw(rng)) is None:
-        pass
-    return curve
-
-
-def _draw(rng: np.random.Generator) -> Curve | None:
-    traits = {name for name, share in _TRAITS.items() if rng.random() < share}
     count = int(rng.integers(0, 8))
-    traits -= {"unfinished", "overshoot", "falls from the start", "unequal drops"} if count == 0 else set()
-    centres, widths = _places(rng, count, "unequal plateaus" in traits)
-    drops = _drops(rng, count, traits)
+    traits = {name for name, share in TRAITS.items() if rng.random() < share}
+    traits -= set() if count else {"unfinished", "overshoot"}
+    shape = shape or str(rng.choice(list(SHAPES)))
+    rise, begin, finish = SHAPES[shape]
 
-    logarithmic = "log" in traits or "mixed" in traits
-    u, steps = _axis(rng, traits, centres, widths)
-    asymmetric = rng.random(count) < 0.25
-    rise = [_rise((u - c) / w, bool(a)) for c, w, a in zip(centres, widths, asymmetric, strict=True)]
-    if "falls from the start" in traits:
-        rise[0] = 1 - np.exp(-(u - u[0]) / (2 * widths[0]))
-        centres[0] = u[0]
+    gaps = _unequal(rng, 100.0, count + 1)
+    gaps = (np.sort(gaps) if rng.random() < 0.2 else gaps) / gaps.sum()  # sorted: saddle to saddle
+    centres = np.cumsum(gaps)[:-1]
+    lengths = np.exp(rng.uniform(np.log(0.03), np.log(LONGEST), count)) * np.minimum(gaps[:-1], gaps[1:])
+    widths = lengths / (finish - begin)
+    starts, ends = centres + begin * widths, centres + finish * widths
+    drops = _unequal(rng, 20.0, count) * (-1 if "rising" in traits else 1)
 
-    if "overshoot" in traits:  # goes too far, and comes back
+    u, steps = _axis(rng, traits, max(fewest, LEAST_POINTS / (gaps.min() * (1 - LONGEST))))
+    done = [rise((u - c) / w) for c, w in zip(centres, widths, strict=True)]
+    if "overshoot" in traits:  # goes too far, and comes back within a few times its length
         i = int(rng.integers(count))
-        late = np.maximum(u - centres[i], 0.0) / widths[i]
-        rise[i] = rise[i] * (1 + rng.uniform(0.1, 0.4) * np.exp(-late / rng.uniform(4, 10)))
-
-    values = rng.normal() - sum((d * r for d, r in zip(drops, rise, strict=True)), np.zeros_like(u))
+        back = rng.uniform(1.0, 2.5) * lengths[i]
+        done[i] = done[i] * (1 + rng.uniform(0.1, 0.3) * np.exp(-np.maximum(u - centres[i], 0.0) / back))
+        ends[i] += min(2 * back, gaps[i + 1] / 2)
+    values = -sum((d * r for d, r in zip(drops, done, strict=True)), np.zeros_like(u))
     if "sloping" in traits:
-        values = values - _drift(rng, u, centres, drops)
-    if "unfinished" in traits:
-        before = centres[-2] if count > 1 else 0.0
-        keep = u <= max(centres[-1] + widths[-1] * rng.uniform(0.0, 3.0), before)
-        u, steps, values = u[keep], steps[keep], values[keep]
-    if len(u) < 30:
-        return None
+        values = values - _drift(rng, u, gaps, drops)
+    if "unfinished" in traits:  # ends after the middle of the last transition, which five points show at least
+        stop = rng.uniform(centres[-1], ends[-1])
+        keep = max(int(np.searchsorted(u, stop)), int(np.searchsorted(u, centres[-1])) + LEAST_POINTS)
+        u, steps, values = u[:keep], steps[:keep], values[:keep]
+        starts, ends = np.append(starts[:-1], min(starts[-1], centres[-1])), np.append(ends[:-1], centres[-1])
 
-    seen = drops.copy()
-    if "unfinished" in traits:  # only what has fallen so far can be seen
-        seen[-1] *= _rise((u[-1:] - centres[-1]) / widths[-1], bool(asymmetric[-1]))[0]
-        if np.sum(_rise((u - centres[-1]) / widths[-1], bool(asymmetric[-1])) > 0.1) < 3:
-            return None
-    if "falls from the start" in traits and np.sum(rise[0] < 0.9) < 3:
-        return None
-    extent = float(np.ptp(values)) or 1.0
-    sigma = 0.0 if "clean" in traits else extent * float(np.exp(rng.uniform(np.log(0.01), np.log(0.05))))
-    if "noise grows with level" in traits:
-        sigma = sigma * (0.3 + 1.2 * (values - values.min()) / extent)
-    noisy = values + sigma * rng.normal(size=len(u))
-    margin = _margin(u, noisy, centres, widths, seen, np.broadcast_to(sigma, u.shape), traits)
-    if margin < 3 or np.any(np.abs(seen) < 0.01 * extent):
-        return None
-
-    times = np.interp(centres, u, np.log(np.maximum(steps, steps[steps > 0][0])) if logarithmic else steps)
-    times = np.exp(times) if logarithmic else times
-    if count == 1 and "falls from the start" in traits:  # that is a smooth decay
-        times, drops = times[:0], drops[:0]
-    scale, shift = np.exp(rng.uniform(-5, 5)), rng.normal() * 10
-    return Curve(steps, shift + scale * noisy, times, scale * drops, logarithmic, frozenset(traits), margin)
+    sigma = (float(np.ptp(values)) or 1.0) * float(np.exp(rng.uniform(np.log(0.01), np.log(0.05))))
+    values = values + sigma * rng.normal(size=len(u))
+    there, margin = _there(u, values, starts, ends, np.sign(drops), sigma)
+    places = np.log(steps) if {"log", "mixed"} & traits else steps
+    times = np.interp(centres[there], u, places)
+    return Curve(
+        steps=steps,
+        values=values,
+        times=np.exp(times) if {"log", "mixed"} & traits else times,
+        drops=drops[there],
+        logarithmic=bool({"log", "mixed"} & traits),
+        traits=frozenset(traits | {shape}),
+        margin=margin,
+    )
 
 
-_TRAITS = {
-    "log": 0.35,
-    "mixed": 0.25,
-    "dense": 0.3,
-    "unequal drops": 0.4,
-    "unequal plateaus": 0.3,
-    "sloping": 0.35,
-    "overshoot": 0.15,
-    "rising": 0.25,
-    "both directions": 0.1,
-    "unfinished": 0.15,
-    "falls from the start": 0.15,
-    "clean": 0.1,
-    "noise grows with level": 0.15,
-}
+def _unequal(rng: np.random.Generator, most: float, count: int) -> Array:
+    """Sizes whose ratios are at most a random number up to `most`."""
+    ratio = rng.uniform(0, np.log(most))
+    return np.asarray(np.exp(rng.uniform(0, ratio, count)))
 
 
-def _places(rng: np.random.Generator, count: int, unequal: bool) -> tuple[Array, Array]:
-    """Centres of the transitions in (0, 1), and their widths."""
-    ratio = 100.0 if unequal else 5.0
-    gaps = np.exp(rng.uniform(0, np.log(ratio), count + 1))
-    if unequal and rng.random() < 0.5:
-        gaps = np.sort(gaps)  # saddle to saddle: each plateau is longer than the one before
-    centres = np.cumsum(gaps)[:-1] / gaps.sum()
-    room = np.minimum(gaps[:-1], gaps[1:]) / gaps.sum()
-    share = np.exp(
-        rng.uniform(np.log(0.03), np.log(0.4), count)
-    )  # of the nearer neighbour's distance: the 10-90 % rise
-    return centres, share * room / RISE_10_90
-
-
-def _drops(rng: np.random.Generator, count: int, traits: set[str]) -> Array:
-    drops = np.exp(rng.uniform(0, np.log(20.0 if "unequal drops" in traits else 3.0), count))
-    if "rising" in traits:
-        drops = -drops
-    if "both directions" in traits:
-        drops = drops * rng.choice([-1.0, 1.0], count)
-    return np.asarray(drops / max(np.abs(drops).sum(), 1.0))
-
-
-def _axis(rng: np.random.Generator, traits: set[str], centres: Array, widths: Array) -> tuple[Array, Array]:
+def _axis(rng: np.random.Generator, traits: set[str], fewest: float) -> tuple[Array, Array]:
     """Places u in [0, 1] on the curve's axis, and the steps that they stand for."""
-    points = int(np.exp(rng.uniform(np.log(60), np.log(400))))
+    points = int(np.exp(rng.uniform(np.log(fewest), np.log(max(fewest, MOST_POINTS)))))
     last = 10.0 ** rng.uniform(3.5, 5.5)
     u = np.linspace(0, 1, points)
-    if "mixed" in traits and "log" not in traits:
-        even = np.log(np.linspace(0, last, points // 3 + 1)[1:]) / np.log(last)
-        u = np.concatenate([np.linspace(0, 1, points - len(even)), even])
-    if "dense" in traits:
-        u = np.concatenate([u, *(c + w * np.linspace(-4, 4, 12) for c, w in zip(centres, widths, strict=True))])
-    u = np.unique(u[(u >= 0) & (u <= 1)])
-    u = u[np.concatenate([[True], np.diff(u) > 1e-6])]
+    if "mixed" in traits:  # even in the logarithm, and some even in the step
+        u = np.union1d(u, np.log(np.linspace(0, last, points // 3 + 1)[1:]) / np.log(last))
+        u = u[(u >= 0) & (u <= 1) & (np.diff(u, prepend=-1.0) > 1e-6)]
     return u, last**u if {"log", "mixed"} & traits else u * last
 
 
-def _rise(x: Array, asymmetric: bool) -> Array:
-    """From 0 to 1 with the greatest rate at x = 0: the logistic function, or Gompertz' with its longer tail."""
-    x = np.clip(x, -50, 50)
-    return np.exp(-np.exp(-x)) if asymmetric else 1 / (1 + np.exp(-x))
-
-
-def _drift(rng: np.random.Generator, u: Array, centres: Array, drops: Array) -> Array:
+def _drift(rng: np.random.Generator, u: Array, gaps: Array, drops: Array) -> Array:
     """Each plateau slopes by up to a tenth of the smaller drop beside it, in the direction of that drop."""
-    edges = np.concatenate([[0.0], centres, [1.0]])
-    sizes = np.concatenate([drops[:1], drops, drops[-1:]]) if len(drops) else np.array([0.1, 0.1])
+    sizes = np.concatenate([drops[:1], drops, drops[-1:]]) if len(drops) else np.ones(2)
     smaller = np.where(np.abs(sizes[1:]) < np.abs(sizes[:-1]), sizes[1:], sizes[:-1])
-    heights = np.concatenate([[0.0], np.cumsum(smaller * rng.uniform(0, 0.1, len(smaller)))])
-    return np.asarray(np.interp(u, edges, heights))
+    heights = np.cumsum(smaller * rng.uniform(0, 0.1, len(smaller)))
+    return np.asarray(np.interp(u, np.append(0.0, np.cumsum(gaps)), np.append(0.0, heights)))
 
 
-def _margin(u: Array, v: Array, centres: Array, widths: Array, drops: Array, sigma: Array, traits: set[str]) -> float:
-    """How clearly the least visible drop or plateau stands out, in standard errors; 0 when a plateau has < 3 points.
-
-    Measured on the points of the plateaus, as by somebody who knows where they are. A drop is held against the
-    standard error of the levels beside it. A plateau between two drops in one direction is held against the ramp that
-    would join them without it: by how many standard errors of its slope it is flatter.
-    """
-    half = widths * RISE_10_90 / 2
-    plateaus = [
-        np.flatnonzero((u >= start) & (u <= end))
-        for start, end in zip([-np.inf, *(centres + half)], [*(centres - half), np.inf], strict=True)
-    ]
-    # What begins with a fall has no first plateau, what is unfinished has no last one: a point stands for it.
-    if "falls from the start" in traits:
-        plateaus[0] = np.array([0])
-    if "unfinished" in traits:
-        plateaus[-1] = np.array([len(u) - 1])
-    inner = plateaus[("falls from the start" in traits) : len(plateaus) - ("unfinished" in traits)]
-    if min(map(len, inner), default=3) < 3:
-        return 0.0
-    errors = np.array([np.sqrt(np.mean(sigma[on] ** 2) / len(on)) + 1e-12 for on in plateaus])
-    levels = np.array([np.mean(v[on]) for on in plateaus])
-    seen = -np.diff(levels) * np.sign(drops) / np.hypot(errors[1:], errors[:-1])
-    flatter = [
-        (min(abs(drops[i]), abs(drops[i + 1])) / (centres[i + 1] - centres[i]) + np.sign(drops[i]) * slope)
-        * np.std(u[on])
-        / errors[i + 1]
-        for i, on in enumerate(plateaus[1:-1])
-        if drops[i] * drops[i + 1] > 0
-        for slope in [np.polyfit(u[on] - u[on].mean(), v[on], 1)[0]]
-    ]
-    return float(min([*seen, *flatter, np.inf]))
+def _there(
+    u: Array, v: Array, starts: Array, ends: Array, signs: Array, sigma: float
+) -> tuple[NDArray[np.intp], float]:
+    """Which drops exceed three standard errors of the plateaus beside them; and the least of these, in such errors."""
+    there = np.arange(len(starts))
+    while len(there):
+        edges = zip(np.append(-1.0, ends[there]), np.append(starts[there], 2.0), strict=True)
+        plateaus = [v[(u >= start) & (u <= end)] for start, end in edges]
+        levels = np.array([np.mean(plateau) for plateau in plateaus])
+        errors = sigma * np.array([len(plateau) for plateau in plateaus]) ** -0.5
+        margins = -np.diff(levels) * signs[there] / np.hypot(errors[1:], errors[:-1])
+        if margins.min() > 3:
+            return there, float(margins.min())
+        there = np.delete(there, int(np.argmin(margins)))
+    return there, np.inf
 
 
 def decay(rng: np.random.Generator) -> Curve:

@@ -6,7 +6,7 @@ import json
 
 import numpy as np
 import pytest
-from curves import Curve, decay, staircase
+from curves import SHAPES, TRAITS, Curve, decay, staircase
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -57,7 +57,7 @@ def test_drops_have_the_right_size_and_sign(judged: list[tuple[Curve, Stages]]) 
 def test_the_generator_mixes_every_trait(judged: list[tuple[Curve, Stages]]) -> None:
     traits = [trait for curve, _ in judged for trait in curve.traits]
     assert min(traits.count(trait) for trait in set(traits)) >= 15
-    assert len(set(traits)) == 13
+    assert len(set(traits)) == len(TRAITS) + len(SHAPES)
     assert {len(curve.times) for curve, _ in judged} == set(range(8))
 
 

@@ -112,14 +112,12 @@ def detect_stages(
 
     v = (y - origin) / extent
     s = changepoints.noise(line.u, v)
-    fewer = np.sqrt(len(changepoints.in_blocks(t)) / len(t))  # a block's mean has so much less noise
-    curve = changepoints.fit(
-        changepoints.in_blocks(line.u),
-        changepoints.in_blocks(v),
-        changepoints.in_blocks(s) * fewer,
-        changepoints.LEAST_NOISE * fewer,
-    )
-    found = changepoints.moves(curve, changepoints.in_blocks(t), min_drop, significance)
+    starts = changepoints.blocks(v, s)
+    count = np.diff(starts, append=len(y)).astype(float)
+    u, v, s, t, square = (changepoints.means(x, starts) for x in (line.u, v, s, t, v**2))
+    within = np.sqrt(np.maximum(square - v**2, 0.0))  # the mean of a steep block stands for it only roughly
+    curve = changepoints.fit(u, v, np.maximum(s, within / 10) * count**-0.5, count)
+    found = changepoints.moves(curve, t, min_drop, significance)
     return Stages(_stages(found, line, origin, extent), line.name)
 
 
