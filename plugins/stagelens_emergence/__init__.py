@@ -1,0 +1,97 @@
+"""The emergence of sparse attention: plateaus as power laws of the data, and what repetition does to them."""
+
+from __future__ import annotations
+
+from stagelens import hookimpl
+from stagelens.lazy import ClaimRef, ProbeRef, TaskRef
+
+TASKS = (
+    TaskRef(
+        "emergence/toy",
+        "one attention vector and one weight matrix learn to read a single token; exact expected loss",
+        ("quick", "paper", "fig9"),
+        "stagelens_emergence.tasks:Toy",
+        default=True,
+    ),
+    TaskRef(
+        "emergence/flow",
+        "the toy model's gradient flow in two or three variables",
+        ("quick", "paper", "fig1", "fig2", "fig6", "fig7", "fig8", "fig10"),
+        "stagelens_emergence.flow:ReducedFlow",
+    ),
+    TaskRef(
+        "emergence/regression",
+        "single-location regression by a transformer on continuous tokens",
+        ("quick", "paper"),
+        "stagelens_emergence.regression:Regression",
+    ),
+    TaskRef(
+        "emergence/recall",
+        "key-value recall: an induction head emerges, and repetition hurries it",
+        ("quick", "paper"),
+        "stagelens_emergence.recall:Recall",
+    ),
+)
+PROBES = (
+    ProbeRef(
+        "single_location",
+        "W along the target, and the attention to the relevant token",
+        ("w", "w_repeated", "w_rest", "alpha", "relevant"),
+        "stagelens_emergence.probes:SingleLocation",
+        default=False,
+    ),
+    ProbeRef(
+        "plateau_length",
+        "steps until the loss has fallen to a fifth of its start",
+        ("steps",),
+        "stagelens_emergence.probes:PlateauLength",
+        default=False,
+    ),
+    ProbeRef(
+        "relevant_attention",
+        "attention from the last token to the relevant one, per layer and head",
+        ("mass",),
+        "stagelens_emergence.circuits:RelevantAttention",
+        default=False,
+    ),
+    ProbeRef(
+        "key_value",
+        "copying and selecting attention per layer and head; accuracy on the training distribution",
+        ("copying", "selecting", "train_loss", "train_accuracy"),
+        "stagelens_emergence.circuits:KeyValue",
+        passes="1",
+        default=False,
+    ),
+)
+CLAIMS = tuple(
+    ClaimRef(id, title, f"stagelens_emergence.{where}")
+    for id, where, title in (
+        ("S1", "claims:WeightsFirst", "weights first, attention second, then both"),
+        ("S2", "claims:Reduction", "the reduced dynamics match SGD on the whole toy model"),
+        ("S3", "claims:PowerLaw", "the plateau's length is a power law of T and d"),
+        ("S4", "claims:InContext", "in-context repetition divides T"),
+        ("S5", "claims:CrossSample", "cross-sample repetition shortens the plateau as the linearization says"),
+        ("S6", "claims:Linearization", "w = sinh and Delta a = cosh - 1 early on, and the escape time"),
+        ("S7", "claims:LatePhase", "late, w rests at its equilibrium and the Hessian splits"),
+        ("S8", "transformer_claims:Laws", "transformers: T and d delay emergence, B and p hurry it"),
+        ("S9", "transformer_claims:Ablations", "optimizer, position, feature, heads and layers"),
+        ("S10", "transformer_claims:Emergence", "recall emerges; more pairs and more tokens delay it"),
+        ("S11", "transformer_claims:Repetition", "repetition hurries recall; too much of it overfits"),
+        ("S12", "transformer_claims:Circuit", "copying and selecting attention rise together with accuracy"),
+    )
+)
+
+
+@hookimpl
+def stagelens_register_tasks() -> tuple[TaskRef, ...]:
+    return TASKS
+
+
+@hookimpl
+def stagelens_register_probes() -> tuple[ProbeRef, ...]:
+    return PROBES
+
+
+@hookimpl
+def stagelens_register_claims() -> tuple[ClaimRef, ...]:
+    return CLAIMS

@@ -1,0 +1,74 @@
+"""How transformers get rich: from n-grams to the induction head."""
+
+from __future__ import annotations
+
+from stagelens import hookimpl
+from stagelens.lazy import ClaimRef, ProbeRef, TaskRef
+
+TASKS = (
+    TaskRef(
+        "rich/toy",
+        "six parameters learn a 4-gram first and an induction head after a plateau; layerwise, online SGD",
+        ("quick", "paper"),
+        "stagelens_rich.tasks:Toy",
+        default=True,
+    ),
+    TaskRef(
+        "rich/flow",
+        "the gradient flow of the second layer on the closed-form losses",
+        ("quick", "paper", "scaling"),
+        "stagelens_rich.flow:RichFlow",
+    ),
+    TaskRef(
+        "rich/high-dim",
+        "the same with tokens of 100 dimensions, by gradient descent or Adam",
+        ("quick", "paper", "fig4"),
+        "stagelens_rich.tasks:HighDim",
+    ),
+    TaskRef(
+        "rich/text",
+        "a two-layer transformer with learnable ALiBi slopes on natural language",
+        ("quick", "paper"),
+        "stagelens_rich.text:Text",
+    ),
+)
+PROBES = (
+    ProbeRef(
+        "position_norms",
+        "ALiBi slopes p and the norm of (W_K, W_Q), of each head and of all together",
+        ("p", "kq", "all_p", "all_kq"),
+        "stagelens_rich.text_probes:PositionNorms",
+        default=False,
+    ),
+)
+CLAIMS = tuple(
+    ClaimRef(id, title, f"stagelens_rich.{where}")
+    for id, where, title in (
+        ("G1", "claims:FourPhases", "four phases, the 4-gram first"),
+        ("G2", "claims:PreviousToken", "stage I: the first layer comes to attend to the previous token"),
+        ("G3", "claims:Balance", "w_Q^2 - w_K^2 is conserved"),
+        ("G4", "claims:PlateauTime", "the plateau lasts Theta((1 + alpha*)^2 L log(1/sigma) / w*^2)"),
+        ("G5", "claims:Growth", "w_KQ grows exponentially on the plateau"),
+        ("G6", "claims:Convergence", "the 4-gram converges as 1/t, the induction head exponentially"),
+        ("G7", "claims:ClosedForms", "the closed forms of both losses"),
+        ("G8", "claims:BooleanTokens", "Boolean tokens: the same order and phases"),
+        ("G9", "claims:AdamEscapes", "Adam leaves the plateau that gradient descent stays on"),
+        ("G10", "text_claims:PositionsFirst", "in a transformer on text, positions come before dot products"),
+        ("G11", "claims:PartialLearning", "phase I: the 4-gram below 1% while the induction head is above 99%"),
+    )
+)
+
+
+@hookimpl
+def stagelens_register_tasks() -> tuple[TaskRef, ...]:
+    return TASKS
+
+
+@hookimpl
+def stagelens_register_probes() -> tuple[ProbeRef, ...]:
+    return PROBES
+
+
+@hookimpl
+def stagelens_register_claims() -> tuple[ClaimRef, ...]:
+    return CLAIMS
