@@ -71,11 +71,9 @@ class Mixed(Task):
         return {"previous": Group(offsets=(1,))}
 
     def conserved(self, model: Any) -> Mapping[str, Tensor]:
-        """Lemma 3: w_Q^2 - w_K^2, and for matrices W_Q W_Q^T - W_K W_K^T, of which the trace and the size."""
+        """Lemma 3: |w_Q^2 - w_K^2|, or with matrices the norm of W_Q W_Q^T - W_K W_K^T."""
         Q, K = model.second.W_Q, model.second.W_K
-        difference = Q @ Q.T - K @ K.T
-        found = {"|W_Q|^2 - |W_K|^2": difference.trace()}
-        return found if len(Q) == 1 else found | {"|W_Q W_Q^T - W_K W_K^T|": difference.norm()}
+        return {"|W_Q W_Q^T - W_K W_K^T|": (Q @ Q.T - K @ K.T).norm()}
 
 
 class ToyTaskConfig(Mixture, TaskConfig):
@@ -267,6 +265,10 @@ class HighDim(Mixed):
 
     def phases(self) -> Sequence[Phase]:
         return [Phase("Stage II: second layer", self.config.steps, ("blocks.1.*",))]
+
+    def conserved(self, model: Any) -> Mapping[str, Tensor]:
+        """The balance law is one of gradient descent, not of Adam."""
+        return super().conserved(model) if self.config.optimizer == "gd" else {}
 
     def plateau(self) -> float:
         """L_IH2 per dimension where W_Q, W_K = 0 and w_V2 has adapted."""
