@@ -1,6 +1,6 @@
 """Exact descent on linear attention against a plain loop over the sequences, per step and seed.
 
-Run with `python benchmarks/linear_icl.py`. Both start from the same weights and see the same P = 5,000 sequences; the
+Run with `python -m benchmarks.linear_icl`. Both start from the same weights and see the same P = 5,000 sequences; the
 plain loop computes attention for every token of every sequence, and lets autograd and SGD do the rest. Times differ
 between machines, so only their ratio is given, of times taken in turns within one run. It exits with 1 where the ratio
 or the agreement of the two curves misses its bar.
@@ -14,6 +14,7 @@ from time import perf_counter
 
 import numpy as np
 import torch
+from benchmarks.measure import Row, report
 from torch import Tensor
 
 from stagelens.seeds import generator
@@ -87,11 +88,16 @@ def main() -> int:
     exact = descend(stack(starts[:1]), moments, LR, len(losses), record=range(1, len(losses) + 1)).loss[:, 0]
     apart = float(np.max(np.abs(exact / np.array(losses) - 1)))
 
-    ratio = median(ratios)
-    print(f"plain loop / exact descent, per step and seed ({SEEDS} seeds at once): {ratio:.0f} (bar {RATIO_BAR:.0f})")
-    print(f"the moments cost {preparing / slow:.1f} steps of the plain loop, once")
-    print(f"largest relative difference of the losses over {len(losses)} steps: {apart:.1e} (bar {AGREEMENT_BAR:.0e})")
-    return 0 if ratio >= RATIO_BAR and apart <= AGREEMENT_BAR else 1
+    rows = [
+        Row(
+            f"plain loop / exact descent, per step and seed ({SEEDS} seeds at once)", median(ratios), at_least=RATIO_BAR
+        ),
+        Row("the moments, once", preparing / slow, unit="plain steps"),
+        Row(
+            f"largest difference of the losses over {len(losses)} steps", apart, at_most=AGREEMENT_BAR, unit="relative"
+        ),
+    ]
+    return report(__file__, rows, f"D = {D}, N = {N}, {P:,} sequences")
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """What the default probes cost, in training steps of the same model on the same batch.
 
-Run with `python benchmarks/probes.py`. Times differ between machines and with what else runs there, so only ratios
+Run with `python -m benchmarks.probes`. Times differ between machines and with what else runs there, so only ratios
 are given, of processor times taken in turns within one run. It exits with 1 where a bar is missed.
 """
 
@@ -12,6 +12,7 @@ from statistics import median
 from time import process_time
 
 import torch
+from benchmarks.measure import Row, report
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
@@ -118,14 +119,12 @@ def main() -> int:
     count, share = share_of_a_run()
     counted = count * ratio / (count * ratio + STEPS)
     rows = [
-        ("one measurement, in training steps", ratio, MEASUREMENT_BAR),
-        (f"share of a run, {count} measurements x cost", counted, SHARE_BAR),
-        ("share of a run, as timed", share, SHARE_BAR),
+        Row("one measurement", ratio, at_most=MEASUREMENT_BAR, unit="steps"),
+        Row(f"share of a run, {count} measurements x cost", counted, at_most=SHARE_BAR, unit=""),
+        Row("share of a run, as timed", share, at_most=SHARE_BAR, unit=""),
     ]
-    print(f"\n{'bar':44} {'found':>8} {'at most':>8}")
-    for label, value, bar in rows:
-        print(f"{label:44} {value:8.3f} {bar:8.3f}  {'holds' if value < bar else 'MISSED'}")
-    return int(any(value >= bar for _, value, bar in rows))
+    print()
+    return report(__file__, rows, f"2 layers, 4 heads, d = 64, T = {LENGTH}, batch {BATCH}; {STEPS:,} steps")
 
 
 if __name__ == "__main__":

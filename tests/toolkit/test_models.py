@@ -132,7 +132,8 @@ def test_plain_model_equals_transformer_lens_with_the_same_weights() -> None:
         )  # fmt: skip
     theirs.load_state_dict(model.state_dict())
     tokens = some_tokens()
-    assert torch.equal(model(tokens), theirs(tokens))
+    assert torch.equal(model.run_with_cache(tokens)[0], theirs(tokens))
+    close(model(tokens), theirs(tokens))
 
 
 def test_sinusoidal_positions_follow_the_formula_and_are_not_trained() -> None:
@@ -227,7 +228,7 @@ def test_one_hot_inputs_are_tokens() -> None:
 
 def test_dropout_acts_in_training_mode_only() -> None:
     tokens = some_tokens()
-    plain, dropped = build(), build(dropout=0.4)
+    plain, dropped = build().eval(), build(dropout=0.4)
     assert plain.state_dict().keys() == dropped.state_dict().keys()
     dropped.eval()
     assert torch.equal(dropped(tokens), plain(tokens))

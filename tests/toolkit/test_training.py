@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
+from contextlib import nullcontext
+from copy import deepcopy
 
 import numpy as np
 import pytest
 import torch
-from small import Regression, run, weights
+from small import Regression, Repeats, run, weights
 from torch.optim import SGD, Adam, AdamW
 from torch.optim.lr_scheduler import CosineAnnealingLR, OneCycleLR, ReduceLROnPlateau
 
@@ -31,8 +33,9 @@ def trained(kind, steps=6, **config):
     "optimizer",
     [
         lambda p: SGD(p, lr=0.02, momentum=0.9),
-        lambda p: Adam(p, lr=0.02),
-        lambda p: AdamW(p, lr=0.02, weight_decay=0.1),
+        lambda p: Adam(p, lr=0.02, foreach=False),
+        lambda p: Adam(p, lr=0.02, fused=True),
+        lambda p: AdamW(p, lr=0.02, weight_decay=0.1, fused=False),
         lambda p: torch.optim.RMSprop(p, lr=0.02),
     ],
 )
@@ -48,6 +51,41 @@ def test_it_does_what_a_plain_loop_does(optimizer):
         plain.step()
     for ours, theirs in zip(training.model.parameters(), model.parameters(), strict=True):
         assert torch.equal(ours, theirs)
+
+
+@pytest.mark.parametrize("make", [Adam, lambda p, **options: AdamW(p, weight_decay=0.1, amsgrad=True, **options)])
+def test_an_adam_that_leaves_the_choice_open_takes_one_kernel_for_all_parameters(make):
+    left_open = variant(optimizer=lambda self, model: make(model.parameters(), lr=0.02))
+    decided = variant(optimizer=lambda self, model: make(model.parameters(), lr=0.02, fused=False))
+    chosen, plain = trained(left_open, 20), trained(decided, 20)
+    assert chosen.optimizer.param_groups[0]["fused"] and not plain.optimizer.param_groups[0]["fused"]
+    for ours, theirs in zip(chosen.model.parameters(), plain.model.parameters(), strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-6, atol=1e-6)
+
+
+def test_a_checkpoint_of_an_unfused_adam_goes_on_unfused():
+    kind = variant(optimizer=lambda self, model: Adam(model.parameters(), lr=0.02))
+    before = trained(variant(optimizer=lambda self, model: Adam(model.parameters(), lr=0.02, fused=False)), 5)
+    after = Training(kind(kind.Config()))
+    after.load_state(deepcopy(before.state()))
+    for step in range(5, 10):
+        before.advance(step)
+        after.advance(step)
+    assert all(torch.equal(a, b) for a, b in zip(before.model.parameters(), after.model.parameters(), strict=True))
+
+
+def test_a_users_hooked_transformer_is_trained_fast_and_a_strange_one_says_why_not():
+    from test_fast import theirs
+
+    from stagelens.models import FastTransformer, SlowForward
+
+    for options, fast in (({}, True), ({"gated_mlp": True}, False)):
+        kind = type("Brought", (Repeats,), {"build_model": lambda self, options=options: theirs(**options)})
+        with nullcontext() if fast else pytest.warns(SlowForward, match="gated_mlp = True"):
+            training = Training(kind(kind.Config()))
+        assert isinstance(training.model, FastTransformer) == fast
+        training.advance(0)
+        training.check()
 
 
 @pytest.mark.parametrize(

@@ -11,8 +11,8 @@ from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.ndimage import maximum_filter1d, percentile_filter, uniform_filter1d
-from scipy.optimize import nnls
+
+from stagelens._filters import running_maximum, running_mean, running_median
 
 Array = NDArray[np.float64]
 Indices = NDArray[np.intp]
@@ -38,7 +38,7 @@ def noise(u: Array, v: Array) -> Array:
     a = (u[2:] - u[1:-1]) / (u[2:] - u[:-2])
     off = np.abs(v[1:-1] - a * v[:-2] - (1 - a) * v[2:]) / np.sqrt(1 + a**2 + (1 - a) ** 2)
     off = np.pad(off, 1, mode="edge") / 0.6745  # the median of |normal|
-    local = percentile_filter(off, 50, size=min(len(off), max(51, min(len(off) // 4, 101))), mode="mirror")
+    local = running_median(off, min(len(off), max(51, min(len(off) // 4, 101))))
     return np.maximum(local**0.75 * np.median(off) ** 0.25, LEAST_NOISE)
 
 
@@ -51,7 +51,7 @@ def blocks(v: Array, s: Array) -> Indices:
     while width < 4 * n / even:
         at = np.arange(width, n - width)
         score = np.abs(total[at + width] + total[at - width] - 2 * total[at]) / s[at] / np.sqrt(2 * width)
-        top = score == maximum_filter1d(score, 2 * width + 1)
+        top = score == running_maximum(score, 2 * width + 1)
         jump[at[top]] = np.maximum(jump[at[top]], score[top])
         width *= 2
     return np.union1d(np.linspace(0, n, even, endpoint=False).astype(int), np.argsort(jump)[even - MOST_POINTS :])
@@ -91,7 +91,7 @@ def fit(u: Array, v: Array, s: Array, count: Array) -> Pieces:
     """The best lines, fitted twice: what the first leave over says more about the noise than neighbours do."""
     first = _partition(u, v, s, count)
     excess = first.misfit * len(u) / max(len(u) - 2 * len(first.starts), 1)
-    local = uniform_filter1d(excess, min(len(u), max(51, len(u) // 4)), mode="mirror").clip(0)  # a running sum rounds
+    local = running_mean(excess, min(len(u), max(51, len(u) // 4))).clip(0)  # a running sum rounds
     scale = np.sqrt(local**0.75 * np.mean(excess) ** 0.25)
     return _partition(u, v, np.maximum(s * scale, LEAST_NOISE * count**-0.5), count)
 
@@ -220,6 +220,8 @@ def decay_misfit(t: Array, v: Array, s: Array) -> float:
 
 def _cone(bends: Array, free: Array, v: Array, s: Array) -> float:
     """Chi square of the best sum of `free` [point, f] and, with no negative coefficient, of `bends` [point, b]."""
+    from scipy.optimize import nnls
+
     q = np.linalg.qr(free / s[:, None])[0]
     columns, target = bends / s[:, None], v / s
     columns, target = columns - q @ (q.T @ columns), target - q @ (q.T @ target)

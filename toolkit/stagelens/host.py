@@ -155,8 +155,8 @@ def make_host(plugin_dirs: Sequence[str | Path] = (), installed: bool = True) ->
     manager.add_hookspecs(hookspecs)
     host = Host(manager)
     if installed:
-        for entry in sorted(importlib.metadata.entry_points(group=hookspecs.PROJECT), key=lambda e: not _ours(e)):
-            host.load(entry.name, entry.dist.version if entry.dist else "", entry.load)
+        for entry, version in _installed():
+            host.load(entry.name, version, entry.load)
     environment = [part for part in os.environ.get(ENVIRONMENT, "").split(os.pathsep) if part]
     for place in [*environment, *plugin_dirs]:
         for name, find in _under_development(str(place)):
@@ -164,9 +164,17 @@ def make_host(plugin_dirs: Sequence[str | Path] = (), installed: bool = True) ->
     return host
 
 
-def _ours(entry: importlib.metadata.EntryPoint) -> bool:
-    """Built-in plugins load first, so that a foreign one that takes a built-in's name is the one to be blamed."""
-    return entry.dist is not None and entry.dist.name == hookspecs.PROJECT
+def _installed() -> list[tuple[importlib.metadata.EntryPoint, str]]:
+    """The entry points with their versions. A distribution's metadata are parsed anew at each look, so we look once.
+
+    Built-in plugins come first, so that a foreign one that takes a built-in's name is the one to be blamed.
+    """
+    entries = importlib.metadata.entry_points(group=hookspecs.PROJECT)
+    bringing = {id(entry.dist): entry.dist for entry in entries if entry.dist is not None}
+    about = {key: dist.metadata for key, dist in bringing.items()}
+    named = [(entry, about.get(id(entry.dist), {"Name": "", "Version": ""})) for entry in entries]
+    named.sort(key=lambda pair: pair[1]["Name"] != hookspecs.PROJECT)
+    return [(entry, known["Version"]) for entry, known in named]
 
 
 def _under_development(place: str) -> Iterable[tuple[str, Callable[[], ModuleType]]]:

@@ -8,6 +8,7 @@ import os
 import platform
 import socket
 from dataclasses import asdict, dataclass, field
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +40,7 @@ class Manifest:
     step: float = 0
     error: str = ""
     seconds: float = 0.0
+    compile_seconds: float | None = None  # within `seconds`; None: not compiled
     created: str = ""
     settings: dict[str, Any] = field(default_factory=dict)  # what differs from the preset
     probes: list[str] = field(default_factory=list)
@@ -81,6 +83,7 @@ def this_process() -> dict[str, Any]:
     return {"process": os.getpid(), "host": socket.gethostname()}
 
 
+@cache
 def versions() -> dict[str, str]:
     """The versions that a result depends on."""
     names = ("stagelens", "torch", "transformer-lens", "numpy", "scipy")

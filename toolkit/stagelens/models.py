@@ -15,7 +15,9 @@ from typing import Any, Literal, get_args
 import torch
 from torch import Tensor, nn
 from transformer_lens import HookedTransformer, HookedTransformerConfig
+from transformer_lens.HookedTransformer import Output
 
+from stagelens import forward as fast_forward
 from stagelens._components import MLP, Attention, LinearEmbed, SinusoidalPositions, initial_slopes
 from stagelens.errors import UsageError, unknown
 from stagelens.seeds import generator
@@ -39,8 +41,26 @@ class ToyConfig:
     attention_dir: Literal["causal", "bidirectional"] = "causal"
 
 
-class Transformer(HookedTransformer):  # type: ignore[misc]
-    """A HookedTransformer whose parts are ours; made by `build_transformer`.
+class FastTransformer(HookedTransformer):  # type: ignore[misc]
+    """A HookedTransformer that trains at the speed of plain PyTorch; made by `build_transformer` and by `fast`.
+
+    A call that asks for logits or a loss, while no hook is on any part, takes `stagelens.forward`; every other one
+    takes TransformerLens' own way, with all its hook points. The two agree up to rounding; their dropout masks differ.
+    """
+
+    def forward(self, input: Any, return_type: str | None = "logits", *args: Any, **options: Any) -> Any:
+        """As TransformerLens'."""
+        if args or options or return_type not in ("logits", "loss", "both") or not fast_forward.covers(self, input):
+            return super().forward(input, return_type, *args, **options)
+        logits = fast_forward.logits(self, input)
+        if return_type == "logits":
+            return logits
+        loss = self.loss_fn(logits, input)
+        return loss if return_type == "loss" else Output(logits, loss)
+
+
+class Transformer(FastTransformer):
+    """A FastTransformer whose parts are ours; made by `build_transformer`.
 
     `positions`, `dropout` and `d_in` say what was added; `blocks.{l}.attn.alibi_slope` [head] are the slopes.
     """
@@ -195,6 +215,31 @@ def build_transformer(
     if not on_meta:
         _draw_weights(model, seed)
     return model.to(device)
+
+
+class SlowForward(UserWarning):
+    """A model that trains TransformerLens' own way, since the fast one does not cover its config."""
+
+
+def fast(model: Any) -> Any:
+    """`model` itself, which from now on trains at the speed of plain PyTorch wherever no hook is on it.
+
+        model = sl.fast(HookedTransformer(cfg))
+
+    Parameters, hooks, caches and copies are as before. A HookedTransformer with a config that is not covered (rotary
+    positions, gated MLPs, ...) stays as it is and a `SlowForward` warning says why; any other model is passed through.
+    """
+    if type(model) is not HookedTransformer:
+        return model
+    if unknown_part := fast_forward.unknown_in(model):
+        warnings.warn(
+            f"the model trains at TransformerLens' own speed: the fast forward does not know {unknown_part}",
+            SlowForward,
+            stacklevel=2,
+        )
+    else:
+        model.__class__ = FastTransformer
+    return model
 
 
 def from_config(values: dict[str, Any], where: str) -> Any:

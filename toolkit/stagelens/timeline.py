@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -30,9 +31,12 @@ class Column:
     coords: tuple[tuple[str, tuple[Any, ...]], ...]
     labels: tuple[str, ...] = ()
 
+    def __hash__(self) -> int:  # of all fields it would take most of the time of storing a flow
+        return hash(self.name)
+
     @property
     def size(self) -> int:
-        return int(np.prod(self.shape, dtype=int))
+        return math.prod(self.shape)
 
     def coordinate(self, dim: str) -> tuple[Any, ...]:
         return dict(self.coords).get(dim) or tuple(range(self.shape[self.dims.index(dim)]))
@@ -79,9 +83,20 @@ class Timeline(Mapping[str, Any]):
         self._measurements = sorted(measurements, key=lambda m: m.step)
         self.attributes = dict(attributes or {})
         self._columns: dict[str, Column] = {}
-        for layout in dict.fromkeys(m.layout for m in self._measurements):
+        for layout in self._rows:
             for column in layout:
                 self._columns.setdefault(column.name, column)
+
+    @cached_property
+    def _rows(self) -> dict[Layout, NDArray[np.int64]]:
+        """The places of the measurements with each layout. A layout that many share is hashed and compared once."""
+        shared: dict[int, list[int]] = {}
+        for index, measurement in enumerate(self._measurements):
+            shared.setdefault(id(measurement.layout), []).append(index)
+        rows: dict[Layout, list[int]] = {}
+        for own in shared.values():
+            rows.setdefault(self._measurements[own[0]].layout, []).extend(own)
+        return {layout: np.array(own, dtype=np.int64) for layout, own in rows.items()}
 
     @cached_property
     def steps(self) -> NDArray[Any]:
@@ -104,10 +119,7 @@ class Timeline(Mapping[str, Any]):
     def _values(self) -> dict[str, Floats]:
         """Each column's values, [step, size], gathered one layout at a time."""
         values = {name: np.full((len(self._measurements), c.size), np.nan) for name, c in self._columns.items()}
-        by_layout: dict[Layout, list[int]] = {}
-        for index, measurement in enumerate(self._measurements):
-            by_layout.setdefault(measurement.layout, []).append(index)
-        for layout, rows in by_layout.items():
+        for layout, rows in self._rows.items():
             block = np.stack([self._measurements[row].values for row in rows])
             start = 0
             for column in layout:
@@ -140,27 +152,33 @@ class Timeline(Mapping[str, Any]):
         """All series over `step`, with named dims and coordinates."""
         import xarray
 
-        arrays = {name: self[name] for name in self._columns}
-        dataset = xarray.merge([array.rename(name) for name, array in arrays.items()], join="outer") if arrays else None
-        dataset = xarray.Dataset(coords={"step": self.steps}) if dataset is None else dataset
+        coords: dict[str, Any] = {"step": self.steps}
+        agree = True
+        for column in self._columns.values():
+            for dim in column.dims:
+                agree &= list(coords.setdefault(dim, list(column.coordinate(dim)))) == list(column.coordinate(dim))
+        if agree:
+            dataset = xarray.Dataset({name: self._variable(name) for name in self._columns}, coords)
+        else:
+            dataset = xarray.merge([self[name] for name in self._columns], join="outer")
         dataset.attrs.update(
             {key: value for key, value in self.attributes.items() if isinstance(value, str | int | float)}
         )
         return dataset
+
+    def _variable(self, name: str) -> xarray.Variable:
+        import xarray
+
+        column = self.column(name)
+        attrs = {"flag_values": list(range(len(column.labels))), "flag_meanings": " ".join(column.labels)}
+        return xarray.Variable(("step", *column.dims), self.series(name), attrs if column.labels else {})
 
     def __getitem__(self, name: str) -> xarray.DataArray:
         import xarray
 
         column = self.column(name)
         coords = {dim: list(column.coordinate(dim)) for dim in column.dims}
-        attrs = {"flag_values": list(range(len(column.labels))), "flag_meanings": " ".join(column.labels)}
-        return xarray.DataArray(
-            self.series(name),
-            coords={"step": self.steps, **coords},
-            dims=("step", *column.dims),
-            name=name,
-            attrs=attrs if column.labels else {},
-        )
+        return xarray.DataArray(self._variable(name), coords={"step": self.steps, **coords}, name=name)
 
     def __contains__(self, name: object) -> bool:
         return name in self._columns

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import fnmatch
+import time
+from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch.optim import Optimizer
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
-from stagelens.errors import UsageError
+from stagelens.errors import EnvironmentFault, UsageError
 from stagelens.flow import Diverged
 from stagelens.seeds import derive, seed_everywhere, untouched_rng
-from stagelens.task import Phase, Task
+from stagelens.task import Batch, Phase, Task
 
 SMALLER = "try a smaller lr, or clip=1"  # what to do about a loss that diverged
 
@@ -22,10 +25,14 @@ class Training:
     def __init__(self, task: Task, device: torch.device | str = "cpu") -> None:
         with untouched_rng():
             torch.manual_seed(derive(task.seed, "init"))
-            self.model = task.build_model().to(device)
+            model = task.build_model()
+        from stagelens.models import fast  # TransformerLens is there by now, and not before
+
+        self.model = fast(model).to(device)
+        self.model.train()
         self.task = task
         self.device = torch.device(device)
-        self.optimizer = task.optimizer(self.model)
+        self.optimizer = fused(task.optimizer(self.model))
         self.scheduler = task.scheduler(self.optimizer)
         self.batches = task.batches(device)
         self._phases = _phase_ends(task)
@@ -34,13 +41,24 @@ class Training:
         self._bad_step = self._nothing_bad
         self.loss: torch.Tensor | None = None
         self.gradient_norm: torch.Tensor | None = None
+        self.compile_seconds: float | None = None  # None: not compiled
+        self._compiled: Callable[[Any, Batch], torch.Tensor] | None = None
+
+    def compile(self) -> None:
+        """From now on the step goes through `torch.compile`; probes, which call the task's loss, do not."""
+        if self.device.type == "cpu":
+            _need_compiler()
+        self._compiled = torch.compile(self.task.loss, dynamic=False, options={"fallback_random": True})
+        self.compile_seconds = 0.0
 
     def advance(self, step: int) -> None:
         """The update of `step` (from 0). Nothing here waits for the device."""
+        started = time.perf_counter()
         self._enter_phase(step)
-        self.model.train()
+        if not self.model.training:
+            self.model.train()
         seed_everywhere(derive(self.task.seed, "step", step))  # dropout
-        loss = self.task.loss(self.model, self.batches(step))
+        loss = self._loss_function()(self.model, self.batches(step))
         self.optimizer.zero_grad(set_to_none=True)
         loss.backward()  # type: ignore[no-untyped-call]
         if self.task.config.clip:
@@ -50,6 +68,16 @@ class Training:
         self.loss = loss.detach()
         here = torch.where(self.loss.isfinite(), self._nothing_bad, step)
         self._bad_step = torch.where(self._bad_step < 0, here, self._bad_step)
+        if self.compile_seconds == 0.0:
+            self.compile_seconds = time.perf_counter() - started  # the first step is nearly all compilation
+
+    def _loss_function(self) -> Callable[[Any, Batch], torch.Tensor]:
+        """The task's loss, compiled where that is wanted and no hook would be missed."""
+        if self._compiled is None:
+            return self.task.loss
+        from stagelens.forward import watched
+
+        return self.task.loss if watched(self.model) else self._compiled
 
     def check(self) -> None:
         """Raises if the loss was not a finite number at some step; says at which."""
@@ -109,6 +137,37 @@ class Training:
             self.scheduler.step(loss.item())
         else:
             self.scheduler.step()
+
+
+def fused(optimizer: Optimizer) -> Optimizer:
+    """`optimizer`, which updates all parameters in one kernel where it has one and leaves the choice open.
+
+    It computes the same update up to rounding; a loop over the parameters takes a small model longer than its backward
+    pass. A checkpoint keeps the choice.
+    """
+    if type(optimizer) in (torch.optim.Adam, torch.optim.AdamW):
+        for group in optimizer.param_groups:
+            open_ = group["fused"] is None and group["foreach"] is None
+            plain = not (group["differentiable"] or group["capturable"])
+            if open_ and plain and all(_has_kernel(parameter) for parameter in group["params"]):
+                group["fused"] = True
+    return optimizer
+
+
+def _has_kernel(parameter: torch.Tensor) -> bool:
+    return parameter.device.type in ("cpu", "cuda") and parameter.dtype in (torch.float32, torch.float64)
+
+
+def _need_compiler() -> None:
+    from torch._inductor.cpp_builder import get_cpp_compiler
+    from torch._inductor.exc import InvalidCxxCompiler
+
+    try:
+        get_cpp_compiler()
+    except InvalidCxxCompiler:
+        raise EnvironmentFault(
+            "compiling the step needs a C++ compiler, and there is none; install g++ or clang, or run without compiling"
+        ) from None
 
 
 def _phase_ends(task: Task) -> list[tuple[int, Phase]]:

@@ -136,9 +136,10 @@ def _with_spread(row: dict[str, Any], column: str) -> Any:
 
 
 def _open(state: State, names: list[str], runs: Path | None) -> list[Run]:
-    from stagelens.runs import load
+    from stagelens.runs import load, points_of
 
-    return [load(name, runs, state.host) for name in dict.fromkeys(names)]
+    given = [[*map(str, points_of(name, runs))] or [name] for name in dict.fromkeys(names)]
+    return [load(one, runs, state.host) for several in given for one in several]
 
 
 def _is_file(given: str) -> bool:

@@ -103,7 +103,9 @@ def show_summary(run: Run) -> None:
     summary = run.summary()
     output.say(f"{summary['name']}: {summary['task']}, seed {summary['seed']}, {summary['status']}")
     done = f"{output.show(summary['step'])} of {summary['steps']:g} steps"
-    output.say(f"{done} in {summary['seconds']:.1f} s on {summary['device']}\n")
+    compiling = run.manifest.compile_seconds
+    aside = "" if compiling is None else f", {compiling:.1f} s of them compiling"
+    output.say(f"{done} in {summary['seconds']:.1f} s on {summary['device']}{aside}\n")
     if summary["stages"]:
         rows = [[s["kind"], s["start"], s["end"], s["level"], s["drop"], s["name"]] for s in summary["stages"]]
         output.print_table(["stage", "start", "end", "level", "drop", "name"], rows, f"stages of {summary['metric']}")

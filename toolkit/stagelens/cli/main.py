@@ -8,11 +8,13 @@ from typing import Annotated
 import typer
 
 from stagelens.cli import output
+from stagelens.cli.group import Group
 from stagelens.cli.state import State
 from stagelens.errors import StagelensError
 
 app = typer.Typer(
     name="stagelens",
+    cls=Group,
     help="Watch circuits form: train, probe, find the stages, compare.",
     add_completion=True,
     pretty_exceptions_enable=False,
@@ -55,6 +57,7 @@ def main() -> None:
         listing,
         probing,
         running,
+        sweeping,
         verifying,
     )
 

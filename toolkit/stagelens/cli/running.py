@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -13,9 +13,11 @@ from stagelens.cli import output
 from stagelens.cli.listing import Json
 from stagelens.cli.main import app
 from stagelens.cli.state import State
+from stagelens.errors import UsageError
 
 if TYPE_CHECKING:
     from stagelens.running import Progress
+    from stagelens.runs import Run
 
 Runs = Annotated[
     Path | None, typer.Option(metavar="DIR", help="The folder of runs (default: $STAGELENS_RUNS or 'runs').")
@@ -35,11 +37,17 @@ def run(
         typer.Option("--set", metavar="KEY=VALUE", help="Change a config key; may be repeated."),
     ] = None,
     seed: Annotated[int, typer.Option(min=0, help="Init, data and evaluation all follow from it.")] = 0,
+    seeds: Annotated[
+        int, typer.Option(min=1, metavar="N", help="Train N seeds, from --seed on; as one where the model allows it.")
+    ] = 1,
     device: Annotated[str, typer.Option(help="auto, cpu, cuda, mps, ...")] = "auto",
     runs: Runs = None,
     name: Annotated[str | None, typer.Option(help="The run's name (default: task, preset and seed).")] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on with the run where it stopped.")] = False,
     probes: Annotated[str | None, typer.Option(help="Probes, separated by commas (default: the task's).")] = None,
+    compile: Annotated[
+        bool, typer.Option("--compile", help="Compile the training step with torch.compile; pays off in long runs.")
+    ] = False,
     json: Json = False,
 ) -> None:
     """Train or integrate a task, probe it, find its stages, and write a report.
@@ -50,6 +58,12 @@ def run(
     state.host.task(task)  # a wrong name is told before anything heavy is imported
     if not json and output.is_terminal():
         typer.secho("loading torch and TransformerLens ...", dim=True, err=True)
+    if seeds > 1:
+        if compile:
+            raise UsageError("--compile is for one seed; give either --compile or --seeds")
+        shared = {"preset": preset, "settings": set_ or [], "device": device, "runs": runs, "name": name}
+        _run_seeds(state, task, range(seed, seed + seeds), json, resume=resume, probes=_names(probes), **shared)
+        return
     from stagelens.running import run as run_task
 
     with progress_bar(f"{task} seed {seed}") as progress:
@@ -62,9 +76,10 @@ def run(
             runs=runs,
             name=name,
             resume=resume,
-            probes=probes.split(",") if probes else None,
+            probes=_names(probes),
             host=state.host,
             progress=progress,
+            compile=compile,
         )
     if json:
         output.print_json(done.summary())
@@ -72,12 +87,42 @@ def run(
         from stagelens.cli.inspecting import show_summary
 
         show_summary(done)
-    if done.manifest.status == "failed":
-        output.complain(done.manifest.error)
+    _end([done])
+
+
+def _run_seeds(state: State, task: str, seeds: range, json: bool, **options: Any) -> None:
+    """The seeds as an ensemble: one page and one table for all; `stagelens report RUN` writes the page of one."""
+    from stagelens.ensemble import run_ensemble
+
+    with progress_bar(f"{task} seeds {seeds[0]}..{seeds[-1]}") as progress:
+        done = run_ensemble(task, seeds=seeds, host=state.host, progress=progress, **options)
+    if done.alone:
+        output.warn(f"the seeds were run one by one: {done.alone}")
+    if json:
+        answer = {"task": done[0].manifest.task, "seeds": list(seeds), "together": not done.alone, "alone": done.alone}
+        output.print_json(answer | {"page": str(done.page or ""), "runs": [run.summary() for run in done]})
+    elif done.page is not None:
+        from stagelens.cli.answering import show_comparison
+        from stagelens.comparing import compare
+
+        show_comparison(compare([run for run in done if len(run.timeline.steps)]))
+        output.say("\n".join(["", *(str(run.folder) for run in done), str(done.page)]))
+    _end(done)
+
+
+def _end(runs: Iterable[Run]) -> None:
+    """Ends the command as the runs ended."""
+    statuses = {run.manifest.status: run.manifest for run in runs}
+    if failed := statuses.get("failed"):
+        output.complain(failed.error)
         raise typer.Exit(1)
-    if done.manifest.status == "interrupted":
-        output.warn(f"interrupted at step {done.manifest.step:g}; go on with the same command and --resume")
+    if interrupted := statuses.get("interrupted"):
+        output.warn(f"interrupted at step {interrupted.step:g}; go on with the same command and --resume")
         raise typer.Exit(INTERRUPTED)
+
+
+def _names(probes: str | None) -> list[str] | None:
+    return probes.split(",") if probes else None
 
 
 @contextmanager

@@ -1,0 +1,71 @@
+"""Training steps of `markov/minimal` by lookups against the direct einsum of one-hot inputs, as a ratio.
+
+Run with `python -P benchmarks/markov.py`. Both start from the same weights, see the same batches and take AdamW steps;
+they run in turns, so that whatever else the machine does slows both. The paper's size (batches of 3,000 sequences, 50
+tokens) and the quick preset's are measured. It exits with 1 where lookups are slower or the losses differ by over 1e-5.
+"""
+
+from __future__ import annotations
+
+import sys
+from statistics import median
+from time import perf_counter
+
+import torch
+from torch import Tensor
+from torch.nn.functional import one_hot
+
+from stagelens.config import make_config
+from stagelens.training import Training
+from stagelens_markov.tasks import Minimal
+
+ROUNDS = {"paper": 6, "quick": 40}
+RATIO_BAR = 1.0
+AGREEMENT_BAR = 1e-5
+
+
+class Direct(Minimal):
+    """The same task, with logits by einsums of one-hot inputs with A_k and V_k."""
+
+    def loss(self, model: torch.nn.Module, batch: Tensor) -> Tensor:
+        tokens, T = batch[:, :-1], self.config.T
+        attn = model.blocks[0].attn
+        n, d = tokens.shape[1], self.config.d
+        position = torch.eye(n).expand(len(tokens), n, n)
+        x = torch.cat([one_hot(tokens, d).float(), position], dim=-1)  # [batch, key, token and position]
+        scores = torch.einsum("bki,hij,bqj->bhqk", x, attn.A, x[:, -T:])
+        pattern = scores.masked_fill(model.hidden, -torch.inf).softmax(-1)
+        values = torch.einsum("bki,hid->bkhd", x, attn.V)
+        logits = torch.einsum("bhqk,bkhd->bqd", pattern, values)
+        return torch.nn.functional.cross_entropy(logits.flatten(0, 1), batch[:, -T:].flatten())
+
+
+def compare(preset: str) -> tuple[float, float]:
+    """(direct / lookups per training step, largest difference of their losses) over the rounds."""
+    config = make_config(Minimal.Config, Minimal.presets, preset, ["train_size=9000"])  # drawn once, not at each step
+    trainings = {kind: Training(kind(config)) for kind in (Direct, Minimal)}
+    ratios, apart = [], 0.0
+    for step in range(ROUNDS[preset]):
+        seconds = {}
+        for kind, training in trainings.items():
+            began = perf_counter()
+            training.advance(step)
+            seconds[kind] = perf_counter() - began
+        ratios.append(seconds[Direct] / seconds[Minimal])
+        apart = max(apart, abs(trainings[Direct].loss.item() - trainings[Minimal].loss.item()))
+    return median(ratios[1:]), apart
+
+
+def main() -> int:
+    torch.set_num_threads(1)
+    good = True
+    for preset in ROUNDS:
+        ratio, apart = compare(preset)
+        good &= ratio >= RATIO_BAR and apart <= AGREEMENT_BAR
+        print(f"{preset}: direct einsum / lookups, per training step: {ratio:.2f} (bar {RATIO_BAR:g})")
+        print(f"{preset}: largest difference of the losses: {apart:.1e} (bar {AGREEMENT_BAR:.0e})")
+    return 0 if good else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,31 @@
+"""What the commands that only look leave alone, and that options mean the same all the same."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+LOADED = "import sys, json; from stagelens.cli import main\ntry: main()\nexcept SystemExit: pass\n"
+
+
+def loaded_after(*words):
+    """The modules that a fresh Python has loaded after `stagelens WORDS`."""
+    code = f"{LOADED}print(json.dumps(sorted(sys.modules)), file=sys.stderr)"
+    done = subprocess.run([sys.executable, "-c", code, *words], capture_output=True, text=True, timeout=120)
+    return done.stdout, json.loads(done.stderr.splitlines()[-1])
+
+
+@pytest.mark.parametrize("words", [["--help"], ["tasks"], ["plugins", "--json"]])
+def test_listing_makes_no_pydantic_converters(words):
+    printed, modules = loaded_after(*words)
+    assert printed
+    assert "pydantic.type_adapter" not in modules and "typer._adapters" not in modules
+
+
+def test_an_option_before_the_command_is_still_read(tmp_path):
+    (tmp_path / "mine.py").write_text("")
+    printed, _ = loaded_after("--plugin-dir", str(tmp_path), "plugins", "--json")
+    assert "mine" in [plugin["name"] for plugin in json.loads(printed)]

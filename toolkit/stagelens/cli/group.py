@@ -1,0 +1,41 @@
+"""The commands' group: what was not given, and what is text and should be, is not converted.
+
+typer makes a pydantic converter for every option, and that takes longer than listing the tasks.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from typer.core import TyperGroup
+
+
+class Group(TyperGroup):
+    def get_params(self, ctx: Any) -> list[Any]:
+        return [_converted_if_need_be(parameter) for parameter in super().get_params(ctx)]
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        command: Any = super().get_command(ctx, cmd_name)
+        if command is not None and "get_params" not in vars(command):
+            get_params = command.get_params
+            command.get_params = lambda ctx: [_converted_if_need_be(parameter) for parameter in get_params(ctx)]
+        return command
+
+
+def _converted_if_need_be(parameter: Any) -> Any:
+    """`parameter`; its callback sees None, or no values, where nothing was given, as it would without this."""
+    if "process_value" in vars(parameter):
+        return parameter
+    convert = parameter.process_value
+
+    plain = getattr(getattr(parameter, "type_descriptor", None), "annotation", None) is str and parameter.nargs == 1
+
+    def process_value(ctx: Any, value: Any) -> Any:
+        if value is None and not parameter.required:
+            value = () if parameter.multiple or parameter.nargs == -1 else None
+        elif not (plain and isinstance(value, str)):
+            return convert(ctx, value)
+        return parameter.callback(ctx, parameter, value) if parameter.callback else value
+
+    parameter.process_value = process_value
+    return parameter

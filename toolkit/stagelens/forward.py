@@ -1,0 +1,207 @@
+"""The forward pass where nobody looks: what a HookedTransformer computes, at the speed of plain PyTorch.
+
+TransformerLens makes queries, keys and values apart and writes scores and patterns out, so that hooks can see them.
+With the same parameters, this takes one product for all three, fused attention and native layer norms.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.nn.modules.module import _has_any_global_hook
+from transformer_lens import HookedTransformerConfig
+from transformer_lens import components as lens
+
+from stagelens import _components as ours
+
+DTYPES = (torch.float32, torch.float64)
+EMBEDDINGS = (lens.Embed, ours.LinearEmbed)
+POSITIONS = (lens.PosEmbed, ours.SinusoidalPositions)
+ATTENTIONS = (lens.Attention, ours.Attention)
+MLPS = (lens.MLP, ours.MLP)
+NORMS = (lens.LayerNorm, lens.LayerNormPre, nn.Identity, type(None))
+
+# Fields of a config that are followed here, and those that leave a forward pass without hooks as it is.
+FOLLOWED = """
+    n_layers d_model n_ctx d_head n_heads d_mlp d_vocab d_vocab_out act_fn attn_only attn_scale use_attn_scale
+    scale_attn_by_inverse_layer_idx eps normalization_type positional_embedding_type attention_dir dtype
+    use_local_attn attn_types window_size
+"""
+WITHOUT_EFFECT = """
+    model_name original_architecture tokenizer_name tokenizer_prepends_bos default_prepend_bos trust_remote_code
+    from_checkpoint checkpoint_index checkpoint_label_type checkpoint_value n_params device seed init_mode init_weights
+    initializer_range use_attn_result use_split_qkv_input use_attn_in use_hook_mlp_in use_hook_tokens
+    rotary_dim rotary_base
+"""
+# Every other field must have its default.
+DEFAULTS = {
+    name: field.default
+    for name, field in HookedTransformerConfig.__dataclass_fields__.items()
+    if name not in {*FOLLOWED.split(), *WITHOUT_EFFECT.split()}
+}
+
+
+def covers(model: Any, inputs: Any) -> bool:
+    """Whether `logits` gives what the model's own forward pass gives on `inputs`, and nobody would miss a hook."""
+    return (
+        isinstance(inputs, Tensor)
+        and inputs.device == model.unembed.W_U.device
+        and _readable(model, inputs)
+        and not unknown_in(model)
+        and not watched(model)
+    )
+
+
+def unknown_in(model: Any) -> str:
+    """What of `model` is not known here; empty where all is. Configs and parts may be changed at any time."""
+    cfg = model.cfg
+    values = vars(cfg)
+    if cfg.positional_embedding_type not in ("standard", "none"):
+        return f"{cfg.positional_embedding_type} positions"
+    for name, default in DEFAULTS.items():
+        if values[name] != default:
+            return f"{name} = {values[name]!r}"
+    if "Olmo" in (cfg.original_architecture or ""):  # TransformerLens norms these after their parts
+        return f"original_architecture = {cfg.original_architecture!r}"
+    if model.unembed.W_U.dtype not in DTYPES:
+        return str(model.unembed.W_U.dtype)
+    if cfg.act_fn == "solu_ln" and not cfg.attn_only:
+        return "act_fn = 'solu_ln'"
+    return next(
+        (f"a part of type {type(part).__name__}" for part, kinds in _parts(model) if type(part) not in kinds), ""
+    )
+
+
+def _parts(model: Any) -> Iterator[tuple[Any, tuple[type, ...]]]:
+    """Each part that is computed with, and the types it may have."""
+    yield model.embed, EMBEDDINGS
+    if model.cfg.positional_embedding_type == "standard":
+        yield model.pos_embed, POSITIONS
+    for block in model.blocks:
+        yield block, (lens.TransformerBlock,)
+        yield block.ln1, NORMS
+        yield block.attn, ATTENTIONS
+        yield block.attn._attention_dir_override, (type(None),)
+        if not model.cfg.attn_only:
+            yield block.ln2, NORMS
+            yield block.mlp, MLPS
+    yield getattr(model, "ln_final", None), NORMS
+    yield model.unembed, (lens.Unembed,)
+
+
+def logits(model: Any, inputs: Tensor) -> Tensor:
+    """Tokens [batch, pos], or vectors [batch, pos, d_in], to logits [batch, pos, d_out]."""
+    batch, length = inputs.shape[:2]
+    x = _embedded(model, inputs).flatten(0, 1)  # the residual stream, [batch * pos, d_model]
+    for block in model.blocks:
+        x = x + _attention(block.attn, _normalized(block.ln1, x), batch, length)
+        if not model.cfg.attn_only:
+            x = x + _mlp(block.mlp, _normalized(block.ln2, x))
+    x = _normalized(getattr(model, "ln_final", None), x)
+    return torch.addmm(model.unembed.b_U, x, model.unembed.W_U).view(batch, length, model.unembed.W_U.shape[1])
+
+
+def _embedded(model: Any, inputs: Tensor) -> Tensor:
+    """The first residual stream, [batch, pos, d_model]."""
+    weight = model.embed.W_E
+    x = inputs @ weight if inputs.is_floating_point() else F.embedding(inputs, weight)
+    if model.cfg.positional_embedding_type == "standard":
+        x = x + model.pos_embed.W_pos[: inputs.shape[1]]
+    return _dropped(model, "embed_dropout", x)
+
+
+def _normalized(norm: Any, x: Tensor) -> Tensor:
+    if norm is None or isinstance(norm, nn.Identity):
+        return x
+    return F.layer_norm(x, x.shape[-1:], getattr(norm, "w", None), getattr(norm, "b", None), norm.eps)
+
+
+def _attention(attn: Any, x: Tensor, batch: int, length: int) -> Tensor:
+    """x [batch * pos, d_model] to what the heads write, of the same shape."""
+    heads, _, d_head = attn.W_Q.shape
+    weight = torch.cat((attn.W_Q, attn.W_K, attn.W_V)).transpose(0, 1).flatten(1)  # [d_model, 3 * head * d_head]
+    bias = torch.cat((attn.b_Q, attn.b_K, attn.b_V)).flatten()
+    packed = torch.addmm(bias, x, weight).view(batch, length, 3, heads, d_head)
+    q, k, v = (part.transpose(1, 2) for part in packed.unbind(2))  # [batch, head, pos, d_head]
+    z = _attended(attn, q, k, v).transpose(1, 2)  # [batch, pos, head, d_head]
+    out = torch.addmm(attn.b_O, z.reshape(batch * length, heads * d_head), attn.W_O.flatten(0, 1))
+    return _dropped(attn, "out_dropout", out)
+
+
+def _attended(attn: Any, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """What each query [batch, head, pos, d_head] reads of the values.
+
+    The fused kernel has neither dropout nor a trained bias on the CPU, and can be differentiated once: a second
+    derivative (of a model in evaluation mode) and the transforms of `torch.func` take the formula.
+    """
+    slopes, rate = getattr(attn, "alibi_slope", None), _rate(attn, "pattern_dropout")
+    scale, causal = 1 / float(attn.attn_scale), attn.cfg.attention_dir == "causal"
+    window = attn.cfg.window_size if causal and attn.attn_type == "local" else None
+    once = attn.training or not torch.is_grad_enabled()
+    if slopes is None and not rate and once and not torch._C._are_functorch_transforms_active():
+        bias = None if window is None else _bias(q, None, causal, window)
+        return F.scaled_dot_product_attention(q, k, v, bias, is_causal=causal and window is None, scale=scale)
+    scores = (scale * q) @ k.mT + _bias(q, slopes, causal, window)  # [batch, head, query, key]
+    return F.dropout(scores.softmax(-1), rate) @ v
+
+
+def _bias(q: Tensor, slopes: Tensor | None, causal: bool, window: int | None) -> Tensor:
+    """-slope |query - key|, and -inf at the keys that a query does not see; [query, key], or [head, query, key]."""
+    place = torch.arange(q.shape[-2], device=q.device)
+    offset = place[:, None] - place[None, :]
+    bias = q.new_zeros(offset.shape) if slopes is None else -slopes[:, None, None] * offset.abs()
+    if causal:
+        bias = bias.masked_fill(offset < 0, -torch.inf)
+    return bias if window is None else bias.masked_fill(offset >= window, -torch.inf)
+
+
+def _mlp(mlp: Any, x: Tensor) -> Tensor:
+    hidden = torch.addmm(mlp.b_in, x, mlp.W_in)
+    hidden = F.gelu(hidden, approximate="tanh") if mlp.cfg.act_fn == "gelu_new" else mlp.act_fn(hidden)
+    return _dropped(mlp, "out_dropout", torch.addmm(mlp.b_out, hidden, mlp.W_out))
+
+
+def _dropped(part: Any, name: str, x: Tensor) -> Tensor:
+    rate = _rate(part, name)
+    return F.dropout(x, rate) if rate else x
+
+
+def _rate(part: Any, name: str) -> float:
+    """Of a dropout that only our own parts have."""
+    dropout = getattr(part, name, None)
+    return float(dropout.p) if dropout is not None and dropout.training else 0.0
+
+
+def _readable(model: Any, inputs: Tensor) -> bool:
+    """Whether `inputs` have the kind, the shape and a length that the embedding takes, with no padding to be found."""
+    if type(model.embed) is ours.LinearEmbed:
+        right = inputs.dim() == 3 and inputs.dtype == model.embed.W_E.dtype
+    else:
+        right = inputs.dim() == 2 and inputs.dtype in (torch.int64, torch.int32)
+    fits = right and (model.cfg.positional_embedding_type == "none" or inputs.shape[1] <= model.cfg.n_ctx)
+    return fits and getattr(model.tokenizer, "padding_side", "right") != "left"
+
+
+def watched(model: Any) -> bool:
+    """Whether some part has a hook, forward or backward, or a forward pass of its own."""
+    if _has_any_global_hook():  # type: ignore[no-untyped-call]
+        return True
+    parts = [*model._modules.values()]
+    while parts:
+        part = parts.pop()
+        if part is None:
+            continue
+        if (
+            part._forward_hooks
+            or part._forward_pre_hooks
+            or part._backward_hooks
+            or part._backward_pre_hooks
+            or "forward" in part.__dict__
+        ):
+            return True
+        parts.extend(part._modules.values())
+    return False
