@@ -4,12 +4,12 @@ VENV := .venv
 BIN := $(VENV)/bin
 RUN := $(BIN)/stagelens
 
-.PHONY: demo test lint types bench verify figures clean
+.PHONY: demo test lint types docs bench verify figures notebooks clean
 
 demo: $(VENV)/.installed
 	$(RUN) run markov
 
-test: lint types
+test: lint types docs
 	$(BIN)/python -m pytest
 
 lint: $(VENV)/.installed-dev
@@ -19,8 +19,15 @@ lint: $(VENV)/.installed-dev
 types: $(VENV)/.installed-dev
 	$(BIN)/mypy
 
+# One script for each figure; what they find is kept in benchmarks/results and shown in docs/speed.md.
+BENCHMARKS := $(filter-out measure plain page,$(basename $(notdir $(wildcard benchmarks/*.py))))
+# The site, in `site`; a broken link or an unlisted page is an error.
+docs: $(VENV)/.installed-dev
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+
 bench: $(VENV)/.installed-dev
-	@for script in benchmarks/*.py; do echo "== $$script"; $(BIN)/python $$script || exit 1; done
+	@missed=""; for name in $(BENCHMARKS); do echo "== $$name"; $(BIN)/python -m benchmarks.$$name || missed="$$missed $$name"; done; \
+	  $(BIN)/python -m benchmarks.page; test -z "$$missed" || { echo "missed a bar:$$missed"; exit 1; }
 
 verify: $(VENV)/.installed
 	$(RUN) verify
@@ -34,9 +41,16 @@ figures: $(VENV)/.installed
 	cp runs/figures/markov-minimal-quick-seed0/figures/specialization.png docs/images/markov.png
 	$(RUN) compare --runs runs/figures recall-flow-quick-seed0 linear-icl-flow-quick-seed0 --align stage --relative \
 	  -o docs/images/compare.png
+	$(RUN) sweep emergence/flow --grid T=log:64:4096:7 --grid d=16,64,256 --measure plateau_length --fit T,d \
+	  --runs runs/figures --name plateau
+	cp runs/figures/sweeps/plateau/figures/law.png docs/images/sweep.png
+
+# The notebooks with their outputs, as the docs show them.
+notebooks: $(VENV)/.installed-dev
+	cd docs/notebooks && ../../$(BIN)/python -m jupyter execute --inplace *.ipynb && rm -rf runs my-paper
 
 clean:
-	rm -rf $(VENV) runs .mypy_cache .ruff_cache .pytest_cache
+	rm -rf $(VENV) runs site .mypy_cache .ruff_cache .pytest_cache
 
 $(VENV)/bin/python:
 	$(PYTHON) -m venv $(VENV)

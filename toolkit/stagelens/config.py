@@ -84,6 +84,16 @@ def make_config(kind: type[C], presets: Mapping[str, Mapping[str, Any]], preset:
     return validate(kind, values)
 
 
+def text_of(value: Any) -> str:
+    """A value as `--set` takes it."""
+    return value if isinstance(value, str) else json.dumps(value, default=str)
+
+
+def as_settings(given: Sequence[str] | Mapping[str, Any]) -> list[str]:
+    """Settings as `key=value` texts, from such texts or from a mapping."""
+    return [f"{key}={text_of(value)}" for key, value in given.items()] if isinstance(given, Mapping) else list(given)
+
+
 def validate(kind: type[C], values: Mapping[str, Any]) -> C:
     """`values` as a config of `kind`; the first thing that is wrong with them becomes a one-line error."""
     try:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import hashlib
 import inspect
-import json
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -20,6 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from stagelens.errors import EnvironmentFault, StagelensError
+from stagelens.naming import content_name
 
 if TYPE_CHECKING:
     from stagelens.experiment import Experiment
@@ -27,11 +27,14 @@ if TYPE_CHECKING:
     from stagelens.runs import Run
 
 CACHE_ENVIRONMENT = "STAGELENS_CACHE"
-# Files and folders of a package that look at runs but have no part in making them. All others count, so a new one counts too.
+# Files and folders of a package that look at runs but have no part in making them (`text_claims` is as `claims`). All
+# others count, so a new one counts too.
 ONLY_LOOK = {
     *("claims", "lab", "verifying", "stages", "_changepoints", "events", "members", "alignment", "comparing"),
     *("figures", "report", "export", "doctor", "testing", "cli"),
 }
+# The same of the toolkit alone: a plugin may have a file of such a name that its runs depend on.
+ONLY_LOOK_HERE = {"naming", "laws", "grid", "measures", "sweeping", "estimating", "executors"}
 
 Watch = Callable[[str, float, float], None]  # (what is run, step, steps)
 
@@ -134,25 +137,31 @@ class Lab:
         probes: Sequence[str] | None,
     ) -> str:
         """The folder's name: readable first, then a digest of what the run's numbers depend on."""
-        from stagelens.config import make_config
+        from stagelens.config import as_settings, make_config
         from stagelens.device import resolve_device
         from stagelens.manifest import versions
 
         kind = self.host.task(task).load() if isinstance(task, str) else task
-        given = [f"{key}={value if isinstance(value, str) else json.dumps(value)}" for key, value in settings.items()]
         used = probes or getattr(kind, "probes", None) or [name for name, ref in self.host.probes if ref.default]
-        makers = [find_source("stagelens"), source_of(kind), *(source_of(self.host.probes[n].load()) for n in used)]
+        makers = [kind, *(self.host.probes[name].load() for name in used)]
         depends_on = {
             "task": kind.id,
-            "config": make_config(kind.Config, kind.presets, preset, given).model_dump(mode="json"),
+            "config": make_config(kind.Config, kind.presets, preset, as_settings(settings)).model_dump(mode="json"),
             "seed": seed,
             "probes": sorted(used),
             "device": str(resolve_device("auto")),
             "versions": versions(),
-            "source": sorted({digest_of(maker) for maker in makers}),
+            "source": sorted({digest_of(find_source("stagelens")), *map(digest_of_class, makers)}),
         }
-        digest = hashlib.sha256(json.dumps(depends_on, sort_keys=True).encode()).hexdigest()
-        return f"{kind.id.replace('/', '-')}-{preset}-seed{seed}-{digest[:16]}"
+        return content_name(kind.id, f"{preset}-seed{seed}", depends_on)
+
+
+def digest_of_class(kind: type[Any]) -> str:
+    """A digest of the source that `kind` comes from. What was typed into a notebook has none: it is of this process."""
+    try:
+        return digest_of(source_of(kind))
+    except OSError:
+        return f"process {os.getpid()}"
 
 
 def source_of(kind: type[Any]) -> Path:
@@ -176,10 +185,15 @@ def digest_of(source: Path) -> str:
     """A digest of the Python source that makes runs: of a file, or of a package without what only looks at them."""
     files = [source]
     if source.is_dir():
-        files = sorted(
-            f for f in source.glob("**/*.py") if ONLY_LOOK.isdisjoint(f.relative_to(source).with_suffix("").parts)
-        )
+        files = sorted(file for file in source.glob("**/*.py") if not _only_looks(file.relative_to(source), source))
     digest = hashlib.sha256()
     for file in files:
         digest.update(f"{file.name}\0".encode() + file.read_bytes())
     return digest.hexdigest()
+
+
+def _only_looks(file: Path, source: Path) -> bool:
+    parts = file.with_suffix("").parts
+    if source == find_source("stagelens") and not ONLY_LOOK_HERE.isdisjoint(parts):
+        return True
+    return not ONLY_LOOK.isdisjoint({*parts, *(part.rpartition("_")[2] for part in parts)})

@@ -14,7 +14,7 @@ from torch.utils._pytree import tree_leaves
 
 from stagelens import checkpoint
 from stagelens.batches import eval_batch
-from stagelens.config import make_config, validate
+from stagelens.config import as_settings, make_config, validate
 from stagelens.experiment import Experiment
 from stagelens.flow import Flow, integrate
 from stagelens.prediction import Prediction
@@ -44,7 +44,7 @@ def check_task(
 
     `settings` make the config small enough for a test.
     """
-    given = [f"{key}={json.dumps(value)}" for key, value in (settings or {}).items()]
+    given = as_settings(settings or {})
     for name in kind.presets:
         _check_round_trip(kind, make_config(kind.Config, kind.presets, name, given), name)
     experiment = kind(make_config(kind.Config, kind.presets, preset, given), seed)
