@@ -1,23 +1,29 @@
-"""What the paper states about the minimal architecture, measured: M1, M3, M4, M5, M7 and M9.
-
-The functions above the claims read one number or one list off a timeline; the claims say what it should be. A pattern
-I(k) counts as learned when some head puts more than half of its attention on it.
-"""
+"""What the paper states about trained models, measured: M1 to M9. `measures.py` says how each number is read."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from itertools import groupby
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
-from scipy.signal import find_peaks
 
 from stagelens.claims import Check, Claim, at_least, close, equal, in_every_seed, ordered, reported
 from stagelens.lab import Lab
 from stagelens.runs import Run
-from stagelens.stages import detect_stages
 from stagelens.timeline import Timeline
+from stagelens_markov.measures import (
+    LASTING,
+    competitive,
+    leaders,
+    nearest_steps,
+    patterns,
+    phase_sequence,
+    rises_after,
+    stages_at_best,
+    times_learned,
+    times_of_drops,
+    transitions,
+)
 
 TASK = "markov/minimal"
 PROBES = ("head_specialization", "kl_to_references")
@@ -40,11 +46,7 @@ SIZES: Mapping[str, Mapping[str, Any]] = {
     },
     "paper": {},
 }
-LEARNED = 0.5  # of a head's attention
-LASTING = 3  # measurements; shorter visits to a phase happen at its threshold
 RISES = 1.1  # times its minimum: what a KL divergence must exceed to have risen again
-SMOOTHING = 0.2  # in log time, the width within which the slope of the loss is fitted
-PROMINENT = 0.1  # of the steepest fall: what a maximum of the rate of fall must stand out by to be a drop
 
 
 def runs(lab: Lab, **changes: Any) -> dict[int, Run]:
@@ -52,89 +54,12 @@ def runs(lab: Lab, **changes: Any) -> dict[int, Run]:
     return lab.each_seed(TASK, {**SIZES[lab.budget], **changes}, probes=PROBES)
 
 
-def nearest_steps(timeline: Timeline) -> list[int]:
-    """For i = 1..h, the step at which the KL divergence from f_{A*_1:i} to the model is least."""
-    divergence = timeline.series("kl_to_references/kl")  # [step, i]
-    return [int(step) for step in timeline.steps[divergence.argmin(axis=0)]]
-
-
-def rises_after(timeline: Timeline) -> list[float]:
-    """For i = 1..h-1, the last KL divergence from f_{A*_1:i} in units of its least."""
-    divergence = timeline.series("kl_to_references/kl")[:, :-1]  # [step, i]
-    return [float(ratio) for ratio in divergence[-1] / divergence.min(axis=0)]
-
-
-def patterns(timeline: Timeline) -> tuple[str, ...]:
-    """I(1), I(2), ..., by name."""
-    *names, _rest = timeline.column("head_specialization/mass").coordinate("group")
-    return tuple(names)
-
-
-def times_learned(timeline: Timeline) -> dict[str, float]:
-    """When each pattern was first learned, interpolated between measurements; what never was is left out."""
-    mass = timeline.series("head_specialization/mass")[:, 0, :, :-1].max(axis=1)  # [step, group]
-    steps = timeline.steps.astype(float)
-    times = {}
-    for name, largest in zip(patterns(timeline), mass.T, strict=True):
-        if (largest > LEARNED).any():
-            at = int((largest > LEARNED).argmax())
-            before = max(at - 1, 0)
-            share = (LEARNED - largest[before]) / (largest[at] - largest[before]) if at else 0.0
-            times[name] = float(steps[before] + share * (steps[at] - steps[before]))
-    return times
-
-
-def phase_sequence(timeline: Timeline) -> list[str]:
-    """The phases of head specialization in order, without visits shorter than `LASTING` measurements."""
-    labels = timeline.column("head_specialization/phase").labels
-    codes = timeline.series("head_specialization/phase")[:, 0]
-    visits = [(labels[int(code)], len(list(visit))) for code, visit in groupby(codes)]
-    lasting = [name for name, length in visits if length >= LASTING]
-    return [name for name, _ in groupby(lasting)]
-
-
-def competitive(timeline: Timeline) -> Any:
-    """bool [step]: the competitive phase."""
-    column = timeline.column("head_specialization/phase")
-    return timeline.series("head_specialization/phase")[:, 0] == column.labels.index("competitive")
-
-
-def leaders(timeline: Timeline) -> list[list[str]]:
-    """[step][head]: the group with the largest share of the head's attention."""
-    labels = timeline.column("head_specialization/leader").labels
-    return [[labels[int(code)] for code in heads] for heads in timeline.series("head_specialization/leader")[:, 0]]
-
-
-def times_of_drops(timeline: Timeline) -> list[float]:
-    """When the excess loss falls fastest, drop by drop: the prominent maxima of its rate of fall per e-fold of time.
-
-    The first drops of this task merge into each other: the loss between them slows down, but no plateau is flat. A
-    maximum of the rate needs no plateau. The rate per e-fold, not per step, is what has one maximum in an exponential
-    decay, however long it lasts.
-    """
-    steps, excess = timeline.scalar("excess")
-    there = steps > 0
-    time, values = np.log(steps[there]), excess[there]  # [measurement]
-    grid = np.linspace(time[0], time[-1], 400)
-    weight = np.exp(-(((grid[:, None] - time) / SMOOTHING) ** 2) / 2) * np.gradient(time)  # [grid, measurement]
-    weight /= weight.sum(axis=1, keepdims=True)
-    offset = time - (weight @ time)[:, None]  # a weighted straight line at each point of the grid
-    rate = -(weight * offset) @ values / (weight * offset**2).sum(axis=1)
-    peaks, _ = find_peaks(np.pad(rate, 1), prominence=PROMINENT * rate.max())  # the ends may be peaks too
-    return [float(moment) for moment in np.exp(grid[peaks - 1])]
-
-
-def transitions(timeline: Timeline) -> list[float] | str:
-    """When the stage detector, which asks for plateaus, sees the excess loss fall."""
-    return [stage.at for stage in detect_stages(*timeline.scalar("excess")).transitions] or "none"
-
-
-def follow_importance(found: Mapping[int, Run], reference: str) -> Iterator[Check]:
-    """The model comes near f_{A*_1:1}, then f_{A*_1:2}, ..., and leaves all but the last again."""
+def follow_importance(found: Mapping[int, Run], reference: str, to: str = "f_{A*_1:i} (Eq. 3)") -> Iterator[Check]:
+    """The model comes near the predictor that knows I(1), then the one that knows I(2) too, ..., and leaves again."""
     timelines = {seed: run.timeline for seed, run in found.items()}
-    what = "step at which the KL divergence from f_{A*_1:i} (Eq. 3) is least, i = 1..h"
+    what = f"step at which the KL divergence from {to} is least, i = 1..h"
     yield in_every_seed({seed: ordered(what, nearest_steps(t), reference) for seed, t in timelines.items()})
-    what = "last KL divergence from f_{A*_1:i} in units of its least, i < h"
+    what = f"last KL divergence from {to} in units of its least, i < h"
     yield in_every_seed({seed: at_least(what, rises_after(t), RISES, reference) for seed, t in timelines.items()})
 
 
@@ -145,6 +70,19 @@ class FollowImportance(Claim):
 
     def checks(self, lab: Lab) -> Iterable[Check]:
         yield from follow_importance(runs(lab), self.reference)
+
+
+class RestrictedContexts(Claim):
+    """The references are trained models: same start, data and steps, but keys further back than i intervals masked."""
+
+    id = "M2"
+    title = "stages follow models that see one interval, then two, then all"
+    reference = "Fig. 3 right"
+
+    def checks(self, lab: Lab) -> Iterable[Check]:
+        yield from follow_importance(
+            runs(lab, compare="contexts"), self.reference, "the model with i intervals of context"
+        )
 
 
 class CompeteThenCooperate(Claim):
@@ -202,13 +140,15 @@ class InitializationScale(Claim):
     title = "identical heads learn one pattern; a larger initialization parts them sooner"
     reference = "Fig. 4 left"
     scales = (1.0, 0.1, 0.01)  # u
+    shorter: ClassVar[Mapping[str, Mapping[str, Any]]] = {"quick": {"steps": 450}, "paper": {}}  # it is over by then
 
     def checks(self, lab: Lab) -> Iterable[Check]:
         alone = {seed: run.timeline for seed, run in runs(lab, init_scale=0.0).items()}
         what = "patterns that are ever learned at u = 0"
         yield in_every_seed({s: equal(what, len(times_learned(t)), 1, self.reference) for s, t in alone.items()})
 
-        by_scale = [runs(lab, init_scale=scale) for scale in self.scales]
+        base, shorter = SIZES[lab.budget].get("init_scale"), self.shorter[lab.budget]
+        by_scale = [runs(lab, init_scale=u, **({} if u == base else shorter)) for u in self.scales]
         what = f"step at which a second pattern is learned, u = {', '.join(f'{u:g}' for u in self.scales)}"
         yield in_every_seed(
             {
@@ -251,6 +191,31 @@ class ImportanceRatio(Claim):
             yield in_every_seed({s: reported(what, transitions(t), self.reference) for s, t in timelines.items()})
 
 
+class DatasetSize(Claim):
+    id = "M6"
+    title = "fewer sequences, fewer stages before overfitting"
+    reference = "C.2, Fig. 5"
+    # sequences, and the steps after which the validation loss only rises; the last is every other claim's set
+    sizes: ClassVar[Mapping[str, Mapping[int, Mapping[str, Any]]]] = {
+        "quick": {384: {"steps": 300}, 1152: {"steps": 600}, 4224: {}},
+        "paper": {3000: {}, 6000: {}, 9000: {}},
+    }
+
+    def checks(self, lab: Lab) -> Iterable[Check]:
+        by_size = {n: runs(lab, train_size=n, **changes) for n, changes in self.sizes[lab.budget].items()}
+        sizes = ", ".join(map(str, by_size))
+        reached = {s: [stages_at_best(found[s].timeline) for found in by_size.values()] for s in lab.seeds}
+        what = f"stages reached at the best validation loss with {sizes} sequences"
+        yield in_every_seed({s: reported(what, n, self.reference) for s, n in reached.items()})
+        what = "stages gained from each of these sizes to the next"
+        yield in_every_seed({s: at_least(what, np.diff(n), 0, self.reference) for s, n in reached.items()})
+        what = "stages gained from the smallest to the largest"
+        yield in_every_seed({s: at_least(what, n[-1] - n[0], 1, self.reference) for s, n in reached.items()})
+        what = f"best excess validation loss with {sizes} sequences"
+        best = {s: [float(f[s].timeline.scalar("excess")[1].min()) for f in by_size.values()] for s in lab.seeds}
+        yield in_every_seed({s: reported(what, values, self.reference) for s, values in best.items()})
+
+
 class FreshData(Claim):
     id = "M7"
     title = "fresh data at every step: the same stages"
@@ -258,6 +223,30 @@ class FreshData(Claim):
 
     def checks(self, lab: Lab) -> Iterable[Check]:
         yield from follow_importance(runs(lab, train_size=0), self.reference)
+
+
+class ReversedOrder(Claim):
+    """Names go by importance here: I(1) is the furthest interval.
+
+    At quick sizes the intervals have 1, 2 and 3 lags, and m and b0 are such that what they add to the logits has about
+    the spread that it has in the other claims. With lengths of 1, 2 and 4 the nearest is not learned in 900 steps.
+    """
+
+    id = "M8"
+    title = "importance decides, not distance: the furthest interval can be first"
+    reference = "C.4, Figs. 8, 9"
+    changes: ClassVar[Mapping[str, Mapping[str, Any]]] = {
+        "quick": {"intervals": [[6], [4, 5], [1, 2, 3]], "m": 1.25, "b0": 7.5},
+        "paper": {"intervals": [[13, 14], [9, 10, 11, 12], [1, 2, 3, 4, 5, 6, 7, 8]]},
+    }
+
+    def checks(self, lab: Lab) -> Iterable[Check]:
+        found = runs(lab, **self.changes[lab.budget])
+        yield from follow_importance(found, self.reference)
+        what = "order in which intervals are learned; I(1) is the furthest, I(h) the nearest"
+        for_all = {s: sorted((t := times_learned(run.timeline)), key=t.__getitem__) for s, run in found.items()}
+        names = list(patterns(next(iter(found.values())).timeline))
+        yield in_every_seed({s: equal(what, order or "none", names, self.reference) for s, order in for_all.items()})
 
 
 class WeightDecay(Claim):

@@ -24,11 +24,12 @@ def sigmoid(x):
     return 1 / (1 + np.exp(-np.clip(x, -50, 50)))
 
 
-def history(learned=(20.0, 200.0, 600.0), together=True, nearest=(60, 400, 1000), levels=None) -> Timeline:
+def history(learned=(20.0, 200.0, 600.0), together=True, nearest=(60, 400, 1000), levels=None, best=1000) -> Timeline:
     """Three heads that start spread out, turn to I(1) at learned[0] and, but for the first, to I(k) at learned[k - 1].
 
     `learned` None: that head stays on I(1). With `together` False head 3 never turns to I(1). The KL divergence from
     f_{A*_1:i} is least at nearest[i - 1]. The excess loss falls to the next of `levels` at each learned time.
+    The validation loss is least at step `best`.
     """
     times = [time for time in learned if time is not None]
     levels = levels if levels is not None else [*[1.0, 0.5, 0.2, 0.0][: len(times)], 0.0]
@@ -54,6 +55,7 @@ def history(learned=(20.0, 200.0, 600.0), together=True, nearest=(60, 400, 1000)
                 float(step),
                 [
                     Reading("excess", excess),
+                    Reading("loss", 1 + abs(step - best) / 1000),
                     Reading("kl_to_references/kl", 0.1 + np.abs(step - np.array(nearest)) / 1000, ("reference",)),
                     Reading("head_specialization/mass", mass[None], ("layer", "head", "group"), {"group": GROUPS}),
                     Reading("head_specialization/leader", leader[None], ("layer", "head"), labels=tuple(GROUPS)),
@@ -76,8 +78,8 @@ class WrittenLab:
 
     def each_seed(self, task, settings, probes):
         for key, value in settings.items():
-            if f"{key}={value:g}" in self.changed and value != claims.SIZES["quick"].get(key):
-                return {seed: SimpleNamespace(timeline=self.changed[f"{key}={value:g}"]) for seed in self.seeds}
+            if f"{key}={value}" in self.changed and value != claims.SIZES["quick"].get(key):
+                return {seed: SimpleNamespace(timeline=self.changed[f"{key}={value}"]) for seed in self.seeds}
         return {seed: SimpleNamespace(timeline=self.timeline) for seed in self.seeds}
 
 
@@ -91,7 +93,7 @@ def test_the_times_at_which_patterns_are_learned_are_interpolated():
     assert times == {"I(1)": pytest.approx(21, abs=1), "I(2)": pytest.approx(203, abs=1)}
 
 
-@pytest.mark.parametrize("claim", [claims.FollowImportance, claims.FreshData])
+@pytest.mark.parametrize("claim", [claims.FollowImportance, claims.RestrictedContexts, claims.FreshData])
 def test_stages_in_the_order_of_importance_hold_and_others_differ(claim):
     assert verdicts(claim, history()) == [True, True]
     assert verdicts(claim, history(nearest=(400, 60, 1000))) == [False, True]
@@ -130,26 +132,45 @@ def test_a_visit_of_one_measurement_is_no_phase():
 def test_initialization_scale():
     one = history(learned=(20, None, None))
     slow, slower = history(learned=(20, 300, 700)), history(learned=(20, 400, 900))
-    scales = {"init_scale=0": one, "init_scale=1": history(), "init_scale=0.01": slower}
+    scales = {"init_scale=0.0": one, "init_scale=1.0": history(), "init_scale=0.01": slower}
     assert verdicts(claims.InitializationScale, slow, **scales) == [True, True]
-    assert verdicts(claims.InitializationScale, slow, **scales | {"init_scale=0": slower}) == [False, True]
-    assert verdicts(claims.InitializationScale, slow, **scales | {"init_scale=1": slower}) == [True, False]
+    assert verdicts(claims.InitializationScale, slow, **scales | {"init_scale=0.0": slower}) == [False, True]
+    assert verdicts(claims.InitializationScale, slow, **scales | {"init_scale=1.0": slower}) == [True, False]
     assert verdicts(claims.InitializationScale, slow, **scales | {"init_scale=0.01": one}) == [True, False]
 
 
 def test_the_number_of_drops_follows_the_ratio_of_importance():
     two = history(learned=(60.0, 500.0, 501.0), levels=[1.0, 0.5, 0.25, 0.0])
     three = history(learned=(60.0, 300.0, 700.0))
-    assert verdicts(claims.ImportanceRatio, three, **{"m=1": two, "m=1.7": three}) == [True, True, True]
-    assert verdicts(claims.ImportanceRatio, two, **{"m=1": three, "m=1.7": three}) == [False, False, True]
+    assert verdicts(claims.ImportanceRatio, three, **{"m=1.0": two, "m=1.7": three}) == [True, True, True]
+    assert verdicts(claims.ImportanceRatio, two, **{"m=1.0": three, "m=1.7": three}) == [False, False, True]
+
+
+def test_fewer_sequences_may_not_reach_more_stages():
+    one, two, three = history(best=60), history(best=400), history(best=1000)
+    assert [claims.stages_at_best(timeline) for timeline in (one, two, three)] == [1, 2, 3]
+
+    def verdict(smallest, middle, largest):
+        return verdicts(claims.DatasetSize, largest, **{"train_size=384": smallest, "train_size=1152": middle})
+
+    assert verdict(one, two, three) == [True, True]
+    assert verdict(one, one, two) == [True, True]
+    assert verdict(two, one, three) == [False, True]
+    assert verdict(three, three, three) == [True, False]
+
+
+def test_the_furthest_interval_must_come_first():
+    assert verdicts(claims.ReversedOrder, history()) == [True, True, True]
+    assert verdicts(claims.ReversedOrder, history(learned=(20, 600, 200)))[2] is False
+    assert verdicts(claims.ReversedOrder, history(learned=(20, 200, None)))[2] is False
 
 
 def test_weight_decay_may_move_the_stages_by_a_tenth():
     decayed = history(learned=(20, 200, 600))
     near, far = history(learned=(20.5, 215, 560)), history(learned=(20, 200, 700))
-    assert verdicts(claims.WeightDecay, decayed, **{"weight_decay=0": near}) == [True]
-    assert verdicts(claims.WeightDecay, decayed, **{"weight_decay=0": far}) == [False]
-    assert verdicts(claims.WeightDecay, decayed, **{"weight_decay=0": history(learned=(20, 200, None))}) == [False]
+    assert verdicts(claims.WeightDecay, decayed, **{"weight_decay=0.0": near}) == [True]
+    assert verdicts(claims.WeightDecay, decayed, **{"weight_decay=0.0": far}) == [False]
+    assert verdicts(claims.WeightDecay, decayed, **{"weight_decay=0.0": history(learned=(20, 200, None))}) == [False]
 
 
 def test_every_claim_runs_from_training_to_verdict(tmp_path, monkeypatch):
@@ -157,12 +178,16 @@ def test_every_claim_runs_from_training_to_verdict(tmp_path, monkeypatch):
     tiny = {"d": 4, "T": 3, "steps": 10, "batch_size": 8, "train_size": 16, "eval_size": 8}
     monkeypatch.setattr(claims, "SIZES", {"quick": tiny})
     monkeypatch.setattr(claims.ImportanceRatio, "longer", {"quick": {}})
+    monkeypatch.setattr(claims.InitializationScale, "shorter", {"quick": {}})
+    monkeypatch.setattr(claims.DatasetSize, "sizes", {"quick": {8: {}, 16: {}}})
+    trained = [ref.id for ref in CLAIMS if ".claims:" in ref.target]
     host = make_host()
     lab = Lab(host, tmp_path)
-    results = [verify_claim(chosen, lab, seeds=1) for chosen in choose(host, claims=[ref.id for ref in CLAIMS])]
-    assert {result.id: result.error for result in results} == {ref.id: "" for ref in CLAIMS}
+    results = [verify_claim(chosen, lab, seeds=1) for chosen in choose(host, claims=trained)]
+    assert {result.id: result.error for result in results} == dict.fromkeys(trained, "")
     assert all(check.reference == result.reference for result in results for check in result.checks)
-    assert len(list(tmp_path.glob("runs/*/run.json"))) == 8  # the base, u = 0, 1, .01, m = 1, 1.7, fresh data, no decay
+    made = len(list(tmp_path.glob("runs/*/run.json")))
+    assert made == 11  # the base, contexts, u = 0, 1, .01, m = 1, 1.7, 8 sequences, fresh data, reversed, no decay
 
 
 def test_references_say_what_the_classes_say():

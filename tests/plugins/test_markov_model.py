@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
+from torch.nn.functional import cross_entropy, one_hot
 
 import stagelens as sl
+from stagelens_markov.config import MarkovConfig
 from stagelens_markov.model import MinimalTransformer
-from stagelens_markov.tasks import MarkovConfig, Minimal
+from stagelens_markov.tasks import Minimal
 
 
 def small(d=4, w=3, T=3, heads=2, scale=0.7):
@@ -40,6 +43,67 @@ def test_the_logits_are_those_of_the_formula():
     assert found.shape == (6, 3, 4)
     for n in range(6):
         assert torch.allclose(found[n], by_hand(model, tokens[n].tolist(), 3), atol=1e-5)
+
+
+def direct(model, tokens, T):
+    """The same logits by einsums of one-hot inputs with A and V, [batch, T, d]."""
+    attn = model.blocks[0].attn
+    n, d = tokens.shape[1], attn.V.shape[-1]
+    x = torch.cat([one_hot(tokens, d).float(), torch.eye(n).expand(len(tokens), n, n)], dim=-1)
+    scores = torch.einsum("bki,hij,bqj->bhqk", x, attn.A, x[:, -T:])
+    hidden = torch.ones(T, n, dtype=torch.bool).triu(n - T + 1)
+    return torch.einsum("bhqk,bki,hid->bqd", scores.masked_fill(hidden, -torch.inf).softmax(-1), x, attn.V)
+
+
+@pytest.mark.parametrize("heads", [1, 2, 5])
+def test_lookups_give_the_loss_and_the_gradients_of_one_hot_products(heads):
+    model = small(d=6, w=4, T=5, heads=heads)
+    tokens = torch.randint(6, (30, 9), generator=torch.Generator().manual_seed(3))
+    targets, inputs = tokens[:, -5:].flatten(), tokens[:, :-1]
+    found = {}
+    for name, logits in (("lookups", model(inputs)), ("direct", direct(model, inputs, 5))):
+        model.zero_grad()
+        loss = cross_entropy(logits.flatten(0, 1), targets)
+        loss.backward()
+        found[name] = [loss.detach(), *(p.grad.clone() for p in model.parameters())]
+    for ours, theirs in zip(found["lookups"], found["direct"], strict=True):
+        assert torch.allclose(ours, theirs, atol=1e-6)
+
+
+def test_looking_at_single_heads_changes_nothing():
+    model = small()
+    tokens = torch.randint(4, (6, 5), generator=torch.Generator().manual_seed(2))
+    logits, cache = model.run_with_cache(tokens)
+    assert torch.allclose(logits, model(tokens), atol=1e-6)
+    assert torch.allclose(cache["blocks.0.attn.hook_z"].sum(2), logits, atol=1e-6)
+    without = model.run_with_hooks(tokens, fwd_hooks=[("blocks.0.attn.hook_z", lambda z, hook: z[:, :, :1])])
+    assert torch.allclose(without, cache["blocks.0.attn.hook_z"][:, :, 0], atol=1e-6)
+
+
+@pytest.mark.parametrize("d", [5, 12])
+def test_heads_that_are_alike_get_the_same_gradient_to_the_last_bit(d):
+    """Else rounding would part them, and u = 0 would look like a small u."""
+    model = small(d=d, w=6, T=12, heads=3)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.copy_(parameter[:1].expand_as(parameter))
+    tokens = torch.randint(d, (97, 18), generator=torch.Generator().manual_seed(4))
+    cross_entropy(model(tokens[:, :-1]).flatten(0, 1), tokens[:, -12:].flatten()).backward()
+    for parameter in model.parameters():
+        assert torch.equal(parameter.grad[0], parameter.grad[1]) and torch.equal(parameter.grad[0], parameter.grad[2])
+        assert parameter.grad.abs().max() > 0
+
+
+def test_a_restricted_context_hides_what_is_further_back():
+    model = MinimalTransformer(4, 3, 3, 2, 0.7, torch.Generator().manual_seed(0), context=2)
+    torch.nn.init.normal_(model.blocks[0].attn.V, generator=torch.Generator().manual_seed(1))
+    tokens = torch.randint(4, (50, 5), generator=torch.Generator().manual_seed(2))
+    _, cache = model.run_with_cache(tokens)
+    pattern = cache["blocks.0.attn.hook_pattern"]
+    assert ((pattern > 0).sum(-1) == 2).all() and (pattern[:, :, 2, 3:] > 0).all()
+    other = tokens.clone()
+    other[:, 0] = (other[:, 0] + 1) % 4
+    assert torch.equal(model(tokens), model(other))  # the first query, at key 2, does not see key 0
 
 
 def test_it_starts_at_the_uniform_prediction_with_scores_of_the_given_scale():

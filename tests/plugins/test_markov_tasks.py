@@ -11,7 +11,9 @@ import stagelens as sl
 from stagelens.batches import eval_batch
 from stagelens.config import make_config
 from stagelens.errors import UsageError
-from stagelens_markov.tasks import MarkovConfig, Minimal
+from stagelens_markov.config import FullConfig, MarkovConfig
+from stagelens_markov.data import log_probabilities
+from stagelens_markov.tasks import Full, Minimal, train
 
 
 def config(*settings, preset="quick"):
@@ -35,6 +37,14 @@ def test_the_papers_preset_has_the_papers_numbers():
         ("intervals=[]", "every interval needs at least one lag"),
         ("intervals=[[1],[2]]", "h=3 but 2 intervals are given"),
         ("intervals=[[1,x]]", "config key 'intervals"),
+        ("intervals=[[1,2],[2,3],[4]]", "lag 2 is given 2 times"),
+        ("intervals=[[1,2],[4],[5]]", "lag 3 is missing"),
+        ("w=5", "lag 6 of the intervals exceeds the context w=5"),
+        ("w=8", "lag 6 of the intervals falls short of the context w=8"),
+        ("context=7", "context=7 is more than the 6 lags of the chain"),
+        ("window=9", "window=9 is more than the 6 lags of the chain"),
+        ("h=0", "config key 'h': got 0"),
+        ("m=-1", "config key 'm': got -1"),
         ("d=1", "config key 'd': got 1"),
         ("m=0", "config key 'm': got 0"),
         ("b0=-1", "config key 'b0': got -1"),
@@ -44,6 +54,100 @@ def test_bad_settings_are_one_line(setting, message):
     with pytest.raises(UsageError, match=message) as caught:
         config(setting)
     assert "\n" not in str(caught.value)
+
+
+def test_context_and_window_exclude_each_other():
+    with pytest.raises(UsageError, match="give one of them"):
+        config("context=2", "window=2")
+
+
+def test_fewer_sequences_than_a_batch_are_refused_in_one_line(tmp_path):
+    with pytest.raises(UsageError, match="train_size 100 is smaller than batch_size 384") as caught:
+        sl.run("markov", settings={"train_size": 100}, runs=tmp_path)
+    assert "\n" not in str(caught.value) and not list(tmp_path.iterdir())
+
+
+def test_the_papers_transformer_has_the_papers_sizes():
+    """Tables 2, 3 and 4."""
+    c = make_config(FullConfig, Full.presets, "paper", [])
+    assert (c.d_model, c.d_mlp, c.dropout, c.n_heads, c.order) == (255, 64, 0.1, 3, 12)
+    assert (c.steps, c.batch_size, c.train_size, c.lr, c.weight_decay, c.patience) == (
+        2000,
+        3000,
+        9000,
+        0.003,
+        0.01,
+        10,
+    )
+    cfg = Full(c).build_model().cfg
+    assert (cfg.n_layers, cfg.n_heads, cfg.d_head, cfg.d_mlp, cfg.n_ctx) == (1, 3, 85, 64, 31)
+    assert cfg.normalization_type == "LN" and cfg.positional_embedding_type == "standard"
+
+
+def full(*settings, seed=0):
+    words = ["d=6", "T=5", "d_model=12", "d_mlp=8", "batch_size=16", "eval_size=8", "steps=3", *settings]
+    return Full(make_config(FullConfig, Full.presets, "quick", words), seed)
+
+
+@pytest.mark.parametrize("restricted", ["context=2", "window=2"])
+@pytest.mark.parametrize("make", [full, lambda *words: Minimal(config("d=6", "T=5", *words))])
+def test_a_restricted_model_cannot_tell_pasts_apart_that_differ_further_back(make, restricted):
+    task = make(restricted)
+    model = task.build_model().eval()
+    for parameter in model.parameters():
+        torch.nn.init.normal_(parameter, generator=torch.Generator().manual_seed(0))
+    batch = task.sample(20, torch.Generator().manual_seed(1))
+    other = batch.clone()
+    other[:, 3] = (other[:, 3] + 1) % 6
+    one, two = (task.logits(model(task.inputs(tokens))) for tokens in (batch, other))
+    assert one.shape == (20, 5, 6)
+    assert torch.allclose(one, two, atol=1e-5)  # x_1 is predicted from the tokens 4 and 5
+    other[:, 4] = (other[:, 4] + 1) % 6
+    assert not torch.allclose(one[:, 0], task.logits(model(task.inputs(other)))[:, 0], atol=1e-3)
+
+
+def test_windows_slide_over_the_sequence():
+    task = Minimal(config("window=3", "T=2"))
+    assert task.inputs(torch.arange(8)[None]).tolist() == [[3, 4, 5], [4, 5, 6]]
+
+
+def test_an_n_gram_model_is_scored_on_the_same_tokens(tmp_path):
+    words = ["d=6", "T=5", "window=4", "steps=5", "batch_size=16", "eval_size=32"]
+    probes = ["kl_to_references", "head_specialization"]
+    done = sl.run("markov", settings=words, runs=tmp_path, report=False, probes=probes)
+    assert done.status == "finished" and not done.manifest.problems and not done.manifest.skipped
+    task = done.experiment
+    batch, model = eval_batch(task), done.model_at(0)
+    log_q = task.logits(model(task.inputs(batch))).log_softmax(-1)
+    log_p = log_probabilities(task.process, batch, 1)
+    expected = (log_p.exp() * (log_p - log_q)).sum(-1).mean().item()
+    assert done.timeline.series("kl_to_references/kl")[0, 0] == pytest.approx(expected, rel=1e-5)
+
+
+def test_restricted_models_are_references_trained_on_the_same_data():
+    task = Minimal(config("d=6", "T=5", "steps=20", "batch_size=32", "compare=contexts"))
+    references = task.references()
+    assert list(references) == ["c=2", "c=4", "c=6"]
+    batch = task.sample(16, torch.Generator().manual_seed(0))
+    state = torch.get_rng_state()
+    found = references["c=2"](batch)
+    assert torch.equal(state, torch.get_rng_state())
+    alone = Minimal(config("d=6", "T=5", "steps=20", "batch_size=32", "context=2"))
+    expected = alone.logits(train(alone, "cpu")(alone.inputs(batch))).log_softmax(-1)
+    assert torch.allclose(found, expected) and not found.requires_grad
+    assert torch.equal(found, references["c=2"](batch))
+    windows = Minimal(config("d=6", "T=5", "steps=2", "batch_size=32", "compare=windows")).references()
+    assert windows["c=4"](batch).shape == (16, 5, 6)
+
+
+def test_the_full_model_trains_and_is_probed(tmp_path):
+    words = ["d=6", "T=5", "d_model=12", "d_mlp=8", "steps=20", "batch_size=32", "eval_size=32"]
+    done = sl.run("markov/full", settings=words, runs=tmp_path, report=False)
+    assert done.status == "finished" and not done.manifest.problems
+    _, losses = done.timeline.scalar("loss")
+    assert losses[-1] < losses[0]
+    assert done.timeline["kl_to_references/kl"].sizes["reference"] == 3
+    assert done.timeline["loss_by_position/loss"].sizes["position"] >= 5
 
 
 def test_other_intervals_can_be_given():

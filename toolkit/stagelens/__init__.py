@@ -9,10 +9,13 @@ if TYPE_CHECKING:
     from stagelens.claims import Check, Claim
     from stagelens.comparing import Comparison, compare
     from stagelens.config import FlowConfig, TaskConfig
+    from stagelens.ensemble import Ensemble, run_ensemble
     from stagelens.errors import StagelensError
     from stagelens.flow import Event, Flow
     from stagelens.hookspecs import hookimpl
+    from stagelens.laws import Law, fit_law
     from stagelens.lazy import ClaimRef, ProbeRef, TaskRef
+    from stagelens.models import fast
     from stagelens.prediction import Prediction
     from stagelens.probing import Probe, probe
     from stagelens.reading import Reading
@@ -21,6 +24,7 @@ if TYPE_CHECKING:
     from stagelens.runs import Run, load
     from stagelens.schedule import Schedule
     from stagelens.stages import Stage, detect_stages
+    from stagelens.sweeping import Sweep, sweep
     from stagelens.task import Group, Phase, Task
     from stagelens.timeline import Timeline
 
@@ -30,10 +34,12 @@ _HOMES = {
     "Claim": "claims",
     "ClaimRef": "lazy",
     "Comparison": "comparing",
+    "Ensemble": "ensemble",
     "Event": "flow",
     "Flow": "flow",
     "FlowConfig": "config",
     "Group": "task",
+    "Law": "laws",
     "Phase": "task",
     "Prediction": "prediction",
     "Probe": "probing",
@@ -44,16 +50,21 @@ _HOMES = {
     "Schedule": "schedule",
     "Stage": "stages",
     "StagelensError": "errors",
+    "Sweep": "sweeping",
     "Task": "task",
     "TaskConfig": "config",
     "TaskRef": "lazy",
     "Timeline": "timeline",
     "compare": "comparing",
     "detect_stages": "stages",
+    "fast": "models",
+    "fit_law": "laws",
     "hookimpl": "hookspecs",
     "load": "runs",
     "probe": "probing",
     "run": "running",
+    "run_ensemble": "ensemble",
+    "sweep": "sweeping",
 }
 
 __all__ = [
@@ -61,10 +72,12 @@ __all__ = [
     "Claim",
     "ClaimRef",
     "Comparison",
+    "Ensemble",
     "Event",
     "Flow",
     "FlowConfig",
     "Group",
+    "Law",
     "Phase",
     "Prediction",
     "Probe",
@@ -75,16 +88,21 @@ __all__ = [
     "Schedule",
     "Stage",
     "StagelensError",
+    "Sweep",
     "Task",
     "TaskConfig",
     "TaskRef",
     "Timeline",
     "compare",
     "detect_stages",
+    "fast",
+    "fit_law",
     "hookimpl",
     "load",
     "probe",
     "run",
+    "run_ensemble",
+    "sweep",
 ]
 
 

@@ -67,9 +67,9 @@ def load(path: Path, task: str | None = None, device: torch.device | str = "cpu"
         raise EnvironmentFault(f"checkpoint {path} is damaged ({error!r}); delete it") from None
 
 
-def latest(folder: Path, task: str) -> tuple[int, dict[str, Any]] | None:
-    """The newest checkpoint that can be read, with its step. A damaged one is passed over for the one before."""
-    for step in reversed(steps_in(folder)):
+def latest(folder: Path, task: str, most: int | None = None) -> tuple[int, dict[str, Any]] | None:
+    """The newest checkpoint that can be read (of at most step `most`), with its step; a damaged one is passed over."""
+    for step in reversed([step for step in steps_in(folder) if most is None or step <= most]):
         try:
             return step, load(path_of(folder, step), task)
         except EnvironmentFault:

@@ -36,6 +36,10 @@ class Experiment(ABC):
         """Names of the transitions of `metric`, in the order theory expects them."""
         return ()
 
+    def features(self) -> Mapping[str, float]:
+        """Named combinations of the config that theory expects laws in: `sweep --fit NAME` takes them beside keys."""
+        return {}
+
     def figures(self, run: Run) -> Mapping[str, Figure]:  # noqa: ARG002
         """Further figures of a finished run, by file name, beside those that every run gets."""
         return {}

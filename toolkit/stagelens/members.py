@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from stagelens.alignment import Floats, by_fraction, by_loss, by_stage
 from stagelens.errors import StagelensError, UsageError, unknown
 from stagelens.events import mean_of_measured
-from stagelens.runs import Run, load
+from stagelens.runs import Run, load, points_of
 from stagelens.timeline import Timeline
 
 EVERY = "all"  # in place of a probe: every series that the runs share
@@ -169,7 +169,8 @@ class Members(Sequence[Member]):
     @classmethod
     def open(cls, runs: Any, folder: str | Path | None = None) -> Members:
         """From a list of runs, or a single one; a run given twice counts once."""
-        given = [runs] if isinstance(runs, str | Path | Run | Timeline) else list(runs)
+        given: list[Any] = [runs] if isinstance(runs, str | Path | Run | Timeline) else list(runs)
+        given = [run for one in given for run in _points(one, folder) or [one]]
         if not given:
             raise UsageError("nothing to compare: give at least one run; `stagelens runs` lists them")
         members = [Member.of(one, folder, number) for number, one in enumerate(given, start=1)]
@@ -233,6 +234,11 @@ class Members(Sequence[Member]):
         kind = "most common" if columns[0].labels else "mean"
         rule = f"{kind} over {', '.join(dict.fromkeys(wide))}" if wide else ""
         return Series(name, rule, columns[0].labels)
+
+
+def _points(given: Any, folder: str | Path | None) -> list[Any]:
+    """The runs of a sweep that is given by its name or path."""
+    return [*points_of(given, folder)] if isinstance(given, str | Path) else []
 
 
 def _distinct(members: Sequence[Member]) -> list[Member]:

@@ -2,42 +2,38 @@
 
 from __future__ import annotations
 
-import math
 import signal
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, suppress
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import torch
 from filelock import FileLock, Timeout
 
-from stagelens import checkpoint
-from stagelens.batches import eval_batch
 from stagelens.config import make_config
-from stagelens.device import resolve_device
 from stagelens.errors import EnvironmentFault, StagelensError, UsageError
 from stagelens.experiment import Experiment
 from stagelens.files import safe_name
-from stagelens.flow import Diverged, Flow, integrate
+from stagelens.flow import Flow, integrate
 from stagelens.host import Host, make_host
 from stagelens.manifest import FILE, Manifest, load_manifest, this_process, versions
 from stagelens.prediction import score
 from stagelens.reading import Reading
-from stagelens.recorder import Recorder
 from stagelens.runs import LOCK, Run, catalogue, runs_folder
-from stagelens.schedule import CHECKPOINTS
-from stagelens.seeds import untouched_rng
 from stagelens.store import Store, read_measurements
 from stagelens.task import Task
-from stagelens.timeline import Measurement, Timeline
-from stagelens.training import SMALLER, Training
+from stagelens.timeline import Timeline
+
+if TYPE_CHECKING:
+    import torch
+
+    from stagelens.training import Training
 
 Progress = Callable[[float, float, float | None], None]  # (step, steps, loss or None)
-CHECK_EVERY = 50  # steps between looks at whether the loss is still finite
 
 
 def run(
@@ -54,172 +50,160 @@ def run(
     host: Host | None = None,
     progress: Progress | None = None,
     report: bool = True,
+    compile: bool = False,
 ) -> Run:
     """Trains or integrates `task`, records its probes, and writes figures and a report.
 
         run = sl.run("markov", seed=1, settings={"steps": 500})
 
     `settings` are `key=value` strings or a mapping. With `resume`, a run of the same name (or, without a name, of the
-    same task, config and seed) goes on where it stopped; where there is none, a new one starts.
+    same task, config and seed) goes on where it stopped; where there is none, a new one starts. With `compile` the
+    training step goes through `torch.compile`, which pays off in long runs; probes see the model as ever.
     """
     host = host or make_host()
-    plugin, kind = _resolve(task, host)
-    given = [f"{k}={_text(v)}" for k, v in settings.items()] if isinstance(settings, Mapping) else list(settings)
-    config = make_config(kind.Config, kind.presets, preset, given)
-    experiment = kind(config, seed)
-    where = resolve_device(device) if isinstance(experiment, Task) else torch.device("cpu")
-    manifest = _manifest(experiment, plugin, preset, where)
-    manifest.probes = _probe_names(experiment, probes, host)
-    training = Training(experiment, where) if isinstance(experiment, Task) else None
-    folder = _folder(runs_folder(runs), manifest, name, resume)  # all that the user can have mistaken is told by now
-    with _writer(folder):
-        if (folder / FILE).exists():
-            manifest = _taken_up(folder, manifest, probes)
-        manifest.save(folder)
-        opened = Run(folder, host)
-        host.manager.hook.stagelens_run_started(run=opened)
-        writer = _Writer(opened, manifest, host, progress)
-        try:
-            writer.execute(experiment, training)
-        finally:
-            opened = Run(folder, host)
-            host.manager.hook.stagelens_run_finished(run=opened)
-    if report and opened.manifest.status != "failed":
+    plan = plan_run(task, preset=preset, settings=settings, seed=seed, device=device, probes=probes, host=host)
+    training = plan.training()
+    if compile:
+        if training is None:
+            raise UsageError(f"{plan.experiment.id!r} is a flow, which has no training step; run it without compiling")
+        training.compile()
+    folder = plan.folder(runs, name, resume)  # all that the user can have mistaken is told by now
+    with plan.writing(folder) as writer, writer.recording(plan.experiment) as store:
+        if training is None:
+            writer.integrate(plan.experiment, store, progress)
+        else:
+            from stagelens.tracks import Track, train
+
+            train(Track(training, writer, store), progress)
+            writer.manifest.compile_seconds = training.compile_seconds
+    if report and writer.manifest.status != "failed":
         from stagelens.report import write_report
 
-        write_report(opened)
-    return opened
+        write_report(writer.run)
+    return writer.run
 
 
-class _Writer:
-    """The one writer of a run: carries it from where it stands to its end, and keeps the manifest true."""
+@dataclass(frozen=True)
+class Plan:
+    """A run before it starts: everything about it is known and checked, and nothing is on disk."""
 
-    def __init__(self, run: Run, manifest: Manifest, host: Host, progress: Progress | None) -> None:
+    experiment: Experiment
+    manifest: Manifest
+    probes: Sequence[str] | None  # as given
+    host: Host
+
+    def training(self) -> Training | None:
+        """The training of a task; None for a flow."""
+        if not isinstance(self.experiment, Task):
+            return None
+        from stagelens.training import Training
+
+        return Training(self.experiment, self.manifest.device)
+
+    def folder(self, runs: str | Path | None, name: str | None, resume: bool) -> Path:
+        return _folder(runs_folder(runs), self.manifest, name, resume)
+
+    @contextmanager
+    def writing(self, folder: Path) -> Iterator[Writer]:
+        """The one writer of the run in `folder`, while it lives; observers hear of its start and end."""
+        with _writer(folder):
+            manifest = self.manifest
+            if (folder / FILE).exists():
+                manifest = _taken_up(folder, manifest, self.probes)
+            manifest.save(folder)
+            writer = Writer(Run(folder, self.host), manifest, self.host)
+            self.host.manager.hook.stagelens_run_started(run=writer.run)
+            try:
+                yield writer
+            finally:
+                writer.run = Run(folder, self.host)
+                self.host.manager.hook.stagelens_run_finished(run=writer.run)
+
+
+def plan_run(
+    task: str | type[Experiment],
+    *,
+    preset: str,
+    settings: Sequence[str] | Mapping[str, Any],
+    seed: int,
+    device: str,
+    probes: Sequence[str] | None,
+    host: Host,
+) -> Plan:
+    """What `run` would do; the user's mistakes are told here."""
+    plugin, kind = resolve_task(task, host)
+    given = [f"{k}={_text(v)}" for k, v in settings.items()] if isinstance(settings, Mapping) else list(settings)
+    experiment = kind(make_config(kind.Config, kind.presets, preset, given), seed)
+    manifest = _manifest(experiment, plugin, preset, device)
+    manifest.probes = _probe_names(experiment, probes, host)
+    return Plan(experiment, manifest, probes, host)
+
+
+class Writer:
+    """The one writer of a run: keeps its manifest true, whatever happens. `status` is what the run ends with."""
+
+    def __init__(self, run: Run, manifest: Manifest, host: Host) -> None:
         self.run, self.manifest, self.host = run, manifest, host
         self.folder = run.folder
-        self.progress = progress
+        self.status, self.error = "failed", ""
 
-    def execute(self, experiment: Experiment, training: Training | None) -> None:
+    @contextmanager
+    def recording(self, experiment: Experiment) -> Iterator[Store]:
+        """The open store. At the end, theory is compared with it; what broke the block off is written down."""
         started, before = time.monotonic(), self.manifest.seconds
-        status, error = "failed", ""
         store = Store(self.folder)
         try:
-            if isinstance(experiment, Flow):
-                error = self._integrate(experiment, store)
-                status = "failed" if error else "finished"
-            else:
-                assert training is not None
-                status = self._train(training, store)
-            self._compare_with_theory(experiment)
-        except Diverged as divergence:
-            error = str(divergence)
+            yield store
+            if self.status != "failed" or isinstance(experiment, Flow):
+                self._compare_with_theory(experiment)
         except KeyboardInterrupt:
-            status = "interrupted"
+            self.status = "interrupted"
         except EnvironmentFault as fault:
-            status, error = "interrupted", str(fault)
+            self.status, self.error = "interrupted", str(fault)
             raise
         except BaseException as defect:
-            error = f"{type(defect).__name__}: {defect}"
+            self.status, self.error = "failed", f"{type(defect).__name__}: {defect}"
             raise
         finally:
-            self.manifest.status, self.manifest.error = status, error
+            self.manifest.status, self.manifest.error = self.status, self.error
             self.manifest.seconds = before + time.monotonic() - started
-            with suppress(EnvironmentFault) if error else nullcontext():  # what went wrong first is what is told
+            with suppress(EnvironmentFault) if self.error else nullcontext():  # what went wrong first is what is told
                 _close(store, self.manifest, self.folder)
 
     def _compare_with_theory(self, experiment: Experiment) -> None:
         timeline = Timeline(read_measurements(self.folder))
         self.manifest.predictions = [found.to_dict() for found in score(experiment.predictions(), timeline)]
 
-    def _integrate(self, flow: Flow, store: Store) -> str:
-        report = self._throttled()
+    def integrate(self, flow: Any, store: Store, progress: Progress | None) -> None:
+        report = throttled(progress, self.manifest.steps)
         trajectory = integrate(flow, lambda t: report(t, None))
         store.add(*trajectory.measurements)
         for measurement, readings in zip(trajectory.measurements, trajectory.readings, strict=True):
             self.manifest.step = measurement.step
-            self._tell(measurement.step, readings)
+            self.tell(measurement.step, readings)
         self.manifest.events = trajectory.events
-        return trajectory.error
+        self.error = trajectory.error
+        self.status = "failed" if trajectory.error else "finished"
 
-    def _train(self, training: Training, store: Store) -> str:
-        """Trains from the newest checkpoint, or from the start, to the end. Returns the status."""
-        task, steps = training.task, int(self.manifest.steps)
-        report = self._throttled()
-
-        def keep(measurement: Measurement, _: Sequence[Reading]) -> None:
-            if not math.isfinite(_loss_of(measurement)):
-                raise Diverged(f"the evaluation loss became nan or infinite at step {measurement.step}; {SMALLER}")
-            store.add(measurement)
-
-        with untouched_rng(), _graceful() as stop:
-            batch = eval_batch(task, training.device)
-            recorder = Recorder(training.model, self.manifest.probes, batch, task=task, host=self.host, sink=keep)
-            start = self._restore(training, recorder, store)
-            losses = [(m.step, _loss_of(m)) for m in recorder.measurements]
-            schedule = task.schedule()
-            to_measure = schedule.next_after(int(losses[-1][0]), steps, losses) if losses else 0
-            to_save = {*CHECKPOINTS.planned(steps)} - {start if losses else -1}
-            for step in range(start, steps + 1):
-                if step == to_measure:
-                    training.check()
-                    readings = recorder.measure(step, **training.scalars())
-                    losses.append((step, _loss_of(recorder.measurements[-1])))
-                    to_measure = schedule.next_after(step, steps, losses)
-                    self._measured(recorder, step, readings)
-                if step in to_save or stop.is_set():
-                    training.check()
-                    checkpoint.save(self.folder, step, task.id, _state(training, recorder))
-                if step == steps:
-                    break
-                if stop.is_set():
-                    return "interrupted"
-                training.advance(step)
-                if step % CHECK_EVERY == 0:
-                    training.check()
-                report(step + 1, training.loss)
-        return "finished"
-
-    def _restore(self, training: Training, recorder: Recorder, store: Store) -> int:
-        """Puts the newest checkpoint back, with the measurements up to it. Returns the step to go on from."""
-        found = checkpoint.latest(self.folder, training.task.id)
-        if found is None:
-            store.forget_after(-1)
-            return 0
-        step, state = found
-        measurements = [m for m in read_measurements(self.folder) if m.step <= step]
-        if not measurements:
-            raise EnvironmentFault(f"{store.path} has lost what was measured up to step {step}; restore it from a copy")
-        training.load_state(state)
-        recorder.load_state(state["recorder"], measurements)
-        store.forget_after(step)
-        return step
-
-    def _measured(self, recorder: Recorder, step: int, readings: Sequence[Reading]) -> None:
-        manifest = self.manifest
-        if (recorder.skipped, recorder.problems) != (manifest.skipped, manifest.problems):
-            manifest.skipped, manifest.problems = dict(recorder.skipped), dict(recorder.problems)
-            manifest.save(self.folder)
-        manifest.step = step
-        self._tell(step, readings)
-
-    def _tell(self, step: float, readings: Sequence[Reading]) -> None:
+    def tell(self, step: float, readings: Sequence[Reading]) -> None:
         self.host.manager.hook.stagelens_reading_recorded(run=self.run, step=step, readings=readings)
 
-    def _throttled(self) -> Callable[[float, torch.Tensor | None], None]:
-        """The progress callback, at most ten times a second: reading a loss waits for the device."""
-        last = 0.0
 
-        def report(step: float, loss: torch.Tensor | None) -> None:
-            nonlocal last
-            now = time.monotonic()
-            if self.progress is not None and (now - last > 0.1 or step == self.manifest.steps):
-                last = now
-                self.progress(step, self.manifest.steps, None if loss is None else loss.item())
+def throttled(progress: Progress | None, steps: float) -> Callable[[float, torch.Tensor | None], None]:
+    """The progress callback, at most ten times a second: reading a loss waits for the device."""
+    last = 0.0
 
-        return report
+    def report(step: float, loss: torch.Tensor | None) -> None:
+        nonlocal last
+        now = time.monotonic()
+        if progress is not None and (now - last > 0.1 or step == steps):
+            last = now
+            progress(step, steps, None if loss is None else loss.mean().item())
+
+    return report
 
 
-def _resolve(task: str | type[Experiment], host: Host) -> tuple[str, type[Experiment]]:
+def resolve_task(task: str | type[Experiment], host: Host) -> tuple[str, type[Experiment]]:
     """The plugin and class that `task` means."""
     if isinstance(task, str):
         reference = host.task(task)
@@ -239,9 +223,10 @@ def _probe_names(experiment: Experiment, given: Sequence[str] | None, host: Host
     return [host.probes[name].name for name in names]
 
 
-def _manifest(experiment: Experiment, plugin: str, preset: str, device: torch.device) -> Manifest:
+def _manifest(experiment: Experiment, plugin: str, preset: str, device: str) -> Manifest:
     config = experiment.config
     flow = isinstance(experiment, Flow)
+    where, threads = ("cpu", 1) if flow else _hardware(device)
     phases = [] if flow else [{"phase": p.name, "steps": p.steps} for p in experiment.phases()]  # type: ignore[attr-defined]
     return Manifest(
         task=experiment.id,
@@ -253,14 +238,23 @@ def _manifest(experiment: Experiment, plugin: str, preset: str, device: torch.de
         steps=config.time if flow else config.steps,
         metric=experiment.metric,
         stage_names=list(experiment.stage_names()),
-        device=str(device),
-        threads=torch.get_num_threads(),
+        device=where,
+        threads=threads,
         phases=phases,
         created=datetime.now(UTC).isoformat(timespec="microseconds"),
         settings=_settings(experiment, preset),
         versions=versions(),
         **this_process(),
     )
+
+
+def _hardware(device: str) -> tuple[str, int]:
+    """The device that a name means, and the threads that work on it."""
+    import torch
+
+    from stagelens.device import resolve_device
+
+    return str(resolve_device(device)), torch.get_num_threads()
 
 
 def _settings(experiment: Experiment, preset: str) -> dict[str, Any]:
@@ -347,7 +341,7 @@ def _writer(folder: Path) -> Iterator[None]:
 
 
 @contextmanager
-def _graceful() -> Iterator[threading.Event]:
+def graceful() -> Iterator[threading.Event]:
     """SIGINT and SIGTERM set the yielded event, so that the step in hand is finished; a second one stops at once."""
     stop = threading.Event()
     if threading.current_thread() is not threading.main_thread():
@@ -367,10 +361,6 @@ def _graceful() -> Iterator[threading.Event]:
             signal.signal(number, handler)
 
 
-def _state(training: Training, recorder: Recorder) -> dict[str, Any]:
-    return training.state() | {"recorder": recorder.state()}
-
-
 def _close(store: Store, manifest: Manifest, folder: Path) -> None:
     """Closes the store and saves the manifest, whichever of the two still can."""
     try:
@@ -379,16 +369,7 @@ def _close(store: Store, manifest: Manifest, folder: Path) -> None:
         manifest.save(folder)
 
 
-def _loss_of(measurement: Measurement) -> float:
-    start = 0
-    for column in measurement.layout:
-        if column.name == "loss":
-            return float(measurement.values[start])
-        start += column.size
-    return 0.0
-
-
 def _text(value: Any) -> str:
     import json
 
-    return value if isinstance(value, str) else json.dumps(value)
+    return value if isinstance(value, str) else json.dumps(value, default=str)

@@ -242,6 +242,15 @@ def catalogue(folder: str | Path | None = None, host: Host | None = None) -> lis
     return sorted(found, key=lambda run: run.manifest.created)
 
 
+def points_of(sweep: str | Path, runs: str | Path | None = None) -> list[Path]:
+    """The finished runs of the sweep at a path, or of a name in the folder of sweeps; none where there is no such."""
+    for folder in (Path(sweep), runs_folder(runs) / "sweeps" / Path(sweep).name):
+        if (folder / "sweep.json").exists():
+            rows = json.loads((folder / "sweep.json").read_text(encoding="utf-8"))["table"]
+            return [folder.parent.parent / "points" / row["run"] for row in rows if row["status"] == "finished"]
+    return []
+
+
 def is_being_written(folder: Path) -> bool:
     """Whether a living process holds the run's lock."""
     from filelock import FileLock, Timeout

@@ -79,12 +79,13 @@ class Store:
         return measurement.step, number, _sum(measurement.step, text, values), values
 
     def _layout(self, layout: Layout) -> tuple[int, str]:
-        if layout not in self._layouts:
+        found = self._layouts.get(layout)
+        if found is None:
             text = layout_to_json(layout)
             self._connection.execute("INSERT OR IGNORE INTO layout (columns) VALUES (?)", (text,))
             (number,) = self._connection.execute("SELECT id FROM layout WHERE columns = ?", (text,)).fetchone()
-            self._layouts[layout] = (number, text)
-        return self._layouts[layout]
+            found = self._layouts[layout] = (number, text)
+        return found
 
 
 def read_measurements(folder: Path) -> list[Measurement]:

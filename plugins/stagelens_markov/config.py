@@ -1,0 +1,93 @@
+"""What the trained tasks are configured with: the chain, the model's view of it, and the optimizer."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Literal
+
+from pydantic import Field, field_validator, model_validator
+
+from stagelens import TaskConfig
+
+Intervals = tuple[tuple[int, ...], ...]
+
+
+class MarkovConfig(TaskConfig):
+    """Tables 1, 2 and 4. Intervals are lists of lags, the most important first."""
+
+    d: int = Field(50, ge=2, description="size of the dictionary")
+    h: int = Field(3, ge=1, description="number of intervals")
+    heads: int = Field(0, ge=0, description="number of attention heads; 0: as many as intervals")
+    m: float = Field(1.7, gt=0, description="importance ratio of neighbouring intervals")
+    b0: float = Field(10.0, gt=0, description="importance of the last interval")
+    T: int = Field(20, ge=1, description="number of predicted tokens")
+    w: int = Field(0, ge=0, description="past tokens that the next one depends on; 0: as many as the intervals have")
+    intervals: Intervals = Field(((1, 2), (3, 4), (5, 6)), description="lags of I(1), I(2), ...")
+    init_scale: float = Field(0.05, ge=0, description="u: the score matrices start uniform in [-u, u]")
+    context: int = Field(0, ge=0, description="lags that the model sees, the others are masked; 0: all")
+    window: int = Field(0, ge=0, description="an n-gram model on windows of n tokens (B); 0: on whole sequences")
+    compare: Literal["chain", "contexts", "windows"] = Field(
+        "chain", description="references: Eq. 3's predictors, or models trained with context 1, 2, ... intervals"
+    )
+    weight_decay: float = Field(0.01, ge=0, description="AdamW's weight decay")
+    patience: int = Field(0, ge=0, description="passes without progress before the rate is halved; 0: constant rate")
+    clip: float = Field(1.0, ge=0, description="largest gradient norm; 0: no clipping")
+
+    @field_validator("intervals")
+    @classmethod
+    def _partition(cls, intervals: Intervals) -> Intervals:
+        lags = Counter(lag for interval in intervals for lag in interval)
+        if not lags or any(not interval for interval in intervals):
+            raise ValueError("every interval needs at least one lag, for example [[1,2],[3,4],[5,6]]")
+        wanted = range(1, max(lags) + 1)
+        wrong = [f"lag {lag} is given {count} times" for lag, count in lags.items() if count > 1]
+        wrong += [f"there is no lag {lag}" for lag in lags if lag < 1]
+        wrong += [f"lag {lag} is missing" for lag in wanted if lag not in lags]
+        if wrong:
+            share = f"the intervals must share out the lags 1..{max(wanted, default=1)} without overlap or gap"
+            raise ValueError(f"{share}; {wrong[0]}")
+        return intervals
+
+    @model_validator(mode="after")
+    def _agrees(self) -> MarkovConfig:
+        if len(self.intervals) != self.h:
+            raise ValueError(
+                f"h={self.h} but {len(self.intervals)} intervals are given; give h and intervals that agree"
+            )
+        if self.w and self.w != self.order:
+            how = "exceeds" if self.order > self.w else "falls short of"
+            raise ValueError(f"lag {self.order} of the intervals {how} the context w={self.w}; give intervals up to w")
+        for key in ("context", "window"):
+            if getattr(self, key) > self.order:
+                raise ValueError(
+                    f"{key}={getattr(self, key)} is more than the {self.order} lags of the chain; give at most those"
+                )
+        if self.context and self.window:
+            raise ValueError("context and window both restrict what the model sees; give one of them")
+        return self
+
+    @property
+    def order(self) -> int:
+        """w, the number of lags."""
+        return max(max(interval) for interval in self.intervals)
+
+    @property
+    def n_heads(self) -> int:
+        return self.heads or self.h
+
+    @property
+    def contexts(self) -> list[int]:
+        """The lag at which each interval ends, the nearest first."""
+        return sorted(max(interval) for interval in self.intervals)
+
+
+class FullConfig(MarkovConfig):
+    """Tables 1 to 4 of the standard transformer."""
+
+    intervals: Intervals = Field(
+        ((1, 2, 3, 4), (5, 6, 7, 8), (9, 10, 11, 12)), description="lags of I(1), I(2), ...", validate_default=True
+    )
+    init_scale: float = Field(1.0, ge=0, description="of all weights, 1: TransformerLens' own")
+    d_model: int = Field(255, ge=1, description="width of the residual stream")
+    d_mlp: int = Field(64, ge=1, description="width of the feedforward layer")
+    dropout: float = Field(0.1, ge=0, lt=1, description="rate of dropout")

@@ -1,0 +1,53 @@
+"""The paper's figures by name, drawn from runs of a few steps: every one is there and shows what was measured."""
+
+from __future__ import annotations
+
+import sys
+
+import pytest
+
+from stagelens.host import make_host
+from stagelens.lab import Lab
+from stagelens_markov import claims, figures
+
+TINY = {"d": 4, "T": 3, "steps": 12, "batch_size": 8, "train_size": 16, "eval_size": 8}
+
+
+@pytest.fixture(scope="module")
+def lab(tmp_path_factory):
+    return Lab(make_host(), tmp_path_factory.mktemp("cache"))
+
+
+@pytest.fixture(autouse=True)
+def tiny(monkeypatch):
+    monkeypatch.setattr(claims, "SIZES", {"quick": TINY})
+    monkeypatch.setattr(claims.ImportanceRatio, "longer", {"quick": {}})
+    monkeypatch.setattr(claims.DatasetSize, "sizes", {"quick": {8: {}, 16: {}}})
+    whole = figures.full
+    monkeypatch.setattr(figures, "full", lambda lab, **changes: whole(lab, **TINY, d_model=12, **changes))
+
+
+@pytest.mark.parametrize("name", [f"fig{number}" for number in range(1, 11)] + ["spare-heads"])
+def test_each_figure_shows_something(lab, name, monkeypatch):
+    if name in ("fig10", "spare-heads"):
+        whole, small = Lab.run, {"T": 4, "time": 20.0, "points": 30}
+        monkeypatch.setattr(Lab, "run", lambda self, task, given=(): whole(self, task, {**dict(given), **small}))
+    figure = figures.FIGURES[name](lab)
+    assert figure.get_suptitle()
+    panels = [axis for axis in figure.get_axes() if axis.get_visible()]
+    assert panels and all(axis.lines or axis.images for axis in panels)
+
+
+def test_the_divergences_drawn_are_those_measured(lab):
+    run = figures.minimal(lab)
+    left, right = figures.curves_figure(run, "").get_axes()
+    assert [line.get_label() for line in right.lines[::2]] == ["A*_1:1", "A*_1:2", "A*_1:3"]
+    assert right.lines[0].get_ydata() == pytest.approx(run.timeline.series(figures.KL)[1:, 0])
+    assert left.lines[0].get_ydata() == pytest.approx(run.timeline.scalar("excess")[1][1:])
+
+
+def test_the_command_writes_a_file(tmp_path, monkeypatch):
+    output = tmp_path / "one.png"
+    monkeypatch.setattr(sys, "argv", ["figures", "fig9", "-o", str(output), "--cache", str(tmp_path / "cache")])
+    figures.main()
+    assert output.stat().st_size > 5000

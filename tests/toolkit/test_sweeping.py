@@ -1,0 +1,195 @@
+"""Sweeps: the points of a grid run once, a table of them, and the law that was put in."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+
+import numpy as np
+import pandas
+import pytest
+from sweep_plugin import Power
+
+import stagelens as sl
+from stagelens.errors import UsageError
+from stagelens.estimating import estimate
+from stagelens.executors import Job
+from stagelens.executors.work import perform
+from stagelens.sweeping import Tally, plan_sweep
+
+
+class Here:
+    """An executor that does the jobs in this process, and counts them."""
+
+    def __init__(self) -> None:
+        self.jobs: list[Job] = []
+
+    def run(self, jobs):
+        for job in jobs:
+            self.jobs.append(job)
+            yield job, perform(job)
+
+
+def sweep(runs: Path, grid, executor=None, **options) -> sl.Sweep:
+    return sl.sweep(Power, grid, executor=executor or Here(), runs=runs, **{"measures": "event:half"} | options)
+
+
+GRID = {"T": [1, 2, 4], "d": [1, 4]}
+
+
+def test_the_law_that_was_put_in_comes_out(tmp_path) -> None:
+    swept = sweep(tmp_path, GRID, fit="T,d")
+    assert swept.law is not None
+    assert swept.law.exponents["T"].value == pytest.approx(1, abs=1e-6)
+    assert swept.law.exponents["d"].value == pytest.approx(0.5, abs=1e-6)
+    assert swept.law.constant == pytest.approx(math.log(2), rel=1e-6)
+    assert swept.law.r2 == pytest.approx(1)
+
+
+def test_a_feature_that_the_task_names_can_be_fitted(tmp_path) -> None:
+    swept = sweep(tmp_path, GRID, fit=["T*sqrt(d)"])
+    assert swept.law is not None
+    assert swept.law.exponents["T*sqrt(d)"].value == pytest.approx(1, abs=1e-6)
+
+
+def test_the_table_is_tidy_and_on_disk_as_csv_and_parquet(tmp_path) -> None:
+    swept = sweep(tmp_path, GRID, seeds=2, measures=["event:half", "loss:final"])
+    assert list(swept.table.columns) == [
+        *("T", "d", "seed", "event:half", "loss:final", "censored", "status", "seconds", "run", "error")
+    ]
+    assert len(swept.table) == 12
+    assert (swept.table["status"] == "finished").all()
+    expected = np.log(2) * swept.table["T"] * np.sqrt(swept.table["d"])
+    np.testing.assert_allclose(swept.table["event:half"], expected, rtol=1e-6)
+    back = pandas.read_parquet(swept.files["parquet"])
+    pandas.testing.assert_frame_equal(back, swept.table)
+    assert len(pandas.read_csv(swept.files["csv"])) == 12
+
+
+def test_a_repeated_sweep_runs_nothing_and_a_new_value_only_its_points(tmp_path) -> None:
+    sweep(tmp_path, GRID, first := Here())
+    sweep(tmp_path, GRID, again := Here())
+    sweep(tmp_path, GRID | {"T": [1, 2, 8]}, more := Here())
+    sweep(tmp_path, GRID, seeds_too := Here(), seeds=2)
+    assert [len(x.jobs) for x in (first, again, more, seeds_too)] == [6, 0, 2, 6]
+    assert {job.settings["T"] for job in more.jobs} == {"8"}
+    assert {job.seeds for job in seeds_too.jobs} == {(1,)}
+
+
+def test_a_point_s_folder_is_named_by_its_content_whatever_the_grid_says(tmp_path) -> None:
+    one = plan_sweep(Power, {"T": [2]}, settings={"d": 4}, runs=tmp_path).points
+    other = plan_sweep(Power, ["d=4"], settings=["T=2.0"], runs=tmp_path).points
+    assert [point.name for point in one] == [point.name for point in other]
+    assert one[0].name != plan_sweep(Power, {"T": [3]}, settings={"d": 4}, runs=tmp_path).points[0].name
+
+
+def test_a_failed_point_is_told_with_its_reason_and_command_and_tried_again(tmp_path) -> None:
+    seen: list[Tally] = []
+    swept = sweep(tmp_path, {"broken": ["false", "true"]}, watch=seen.append)
+    assert (len(swept.done), len(swept.failed)) == (1, 1)
+    (failure,) = swept.failed
+    assert failure["reason"] == "ZeroDivisionError: a defect of the plugin"
+    assert failure["point"] == {"broken": "true", "seed": 0}
+    assert failure["command"].startswith("stagelens run power/law --preset quick --set broken=true --seed 0 --runs ")
+    assert failure["command"].endswith("--resume")
+    assert [tally.done for tally in seen] == [0, 1, 1]
+    assert list(seen[-1].failures.values()) == [failure["reason"]]
+    sweep(tmp_path, {"broken": ["false", "true"]}, again := Here())
+    assert len(again.jobs) == 1
+
+
+def test_points_that_never_reach_the_threshold_are_censored_and_said(tmp_path) -> None:
+    swept = sweep(tmp_path, {"T": [1, 2, 4, 1000]}, measures="plateau_length@0.6", fit="T")
+    assert swept.law is not None
+    assert swept.table["censored"].tolist() == [False, False, False, True]
+    assert swept.law.censored == swept.to_dict()["censored"] == 1
+    assert swept.law.exponents["T"].value == pytest.approx(1, abs=0.02)
+
+
+def test_the_interval_is_over_seeds_where_there_are_several(tmp_path) -> None:
+    swept = sweep(tmp_path, {"T": [1, 3, 9]}, seeds=4, settings={"noise": 0.1}, fit="T")
+    assert swept.law is not None
+    exponent = swept.law.exponents["T"]
+    assert swept.law.resampled == "seeds"
+    assert exponent.low < exponent.value < exponent.high
+    assert exponent.high - exponent.low < 0.3
+
+
+def test_the_json_has_the_promised_keys_and_is_kept_beside_the_table(tmp_path) -> None:
+    swept = sweep(tmp_path, GRID, fit="T,d")
+    shape = json.loads((swept.folder / "sweep.json").read_text())
+    assert {"points", "done", "failed", "table", "fit"} <= set(shape)
+    assert (shape["points"], shape["done"], shape["failed"]) == (6, 6, 0)
+    assert set(shape["fit"]) >= {"constant", "r2", "exponents"}
+    assert set(shape["fit"]["exponents"]["T"]) == {"value", "low", "high"}
+    assert shape["table"][0]["T"] == 1
+
+
+def test_pictures_are_drawn_for_the_measure_the_law_and_its_residuals(tmp_path) -> None:
+    swept = sweep(tmp_path, GRID, fit="T,d")
+    drawn = sorted(path.name for path in (swept.folder / "figures").iterdir())
+    assert drawn == [f"{name}.{ending}" for name in ("law", "measure", "residuals") for ending in ("png", "svg")]
+    assert "T^1.000" in (swept.folder / "figures" / "law.svg").read_text()
+
+
+def test_a_law_that_cannot_be_fitted_leaves_the_table_and_says_why(tmp_path) -> None:
+    swept = sweep(tmp_path, {"T": [1, 2], "d": [1]}, fit="T,d")
+    assert swept.law is None
+    assert "2 points for 3 unknowns" in swept.fit_error
+    assert len(pandas.read_csv(swept.files["csv"])) == 2
+
+
+def test_compare_takes_a_sweep(tmp_path) -> None:
+    swept = sweep(tmp_path, {"T": [1, 2]}, seeds=2)
+    for given in (swept, swept.folder, str(swept.folder)):
+        assert [len(group.members) for group in sl.compare(given).groups] == [2, 2]
+    assert len(sl.compare(swept.folder.name, folder=tmp_path).groups) == 2
+
+
+def test_the_seeds_of_a_point_are_trained_as_one_unless_told_otherwise(tmp_path) -> None:
+    from small import Regression
+
+    options = {"grid": {"lr": [0.01, 0.02]}, "seeds": 3, "measures": "loss:final"}
+    together = sl.sweep(Regression, executor=(one := Here()), runs=tmp_path / "together", **options)
+    apart = sl.sweep(Regression, executor=(other := Here()), runs=tmp_path / "apart", ensemble=False, **options)
+    assert [job.seeds for job in one.jobs] == [(0, 1, 2)] * 2
+    assert [job.seeds for job in other.jobs] == [(0,), (1,), (2,)] * 2
+    assert together.table["run"].tolist() == apart.table["run"].tolist()
+    np.testing.assert_allclose(together.table["loss:final"], apart.table["loss:final"], rtol=1e-4)  # float32
+
+
+def test_an_estimate_comes_from_finished_points_or_from_a_look_at_one(tmp_path) -> None:
+    plan = plan_sweep(Power, {"T": [1, 2, 4, 8]}, settings={"sleep": 0.2}, runs=tmp_path)
+    look = estimate(plan, workers=2)
+    assert "look" in look.basis
+    assert 0.35 < look.seconds < 5
+    assert not plan.folder.exists()
+    sweep(tmp_path, {"T": [1, 2]}, settings={"sleep": 0.2})
+    known = estimate(plan, workers=2)
+    assert "2 finished points" in known.basis
+    assert 0.2 <= known.seconds < 5
+
+
+@pytest.mark.parametrize(
+    ("options", "word"),
+    [
+        ({"grid": {}}, "the grid is empty"),
+        ({"grid": {"Q": [1]}}, "unknown grid key 'Q'"),
+        ({"grid": {"d": ["many"]}}, "config key 'd': got 'many', input should be a valid integer"),
+        ({"grid": {"T": [1]}, "settings": {"z": 1}}, "unknown config key 'z'"),
+        ({"grid": {"T": [1]}, "fit": "q"}, "unknown column to fit 'q'"),
+        ({"grid": {"label": ["a", "b"]}, "fit": "label"}, "its values are no numbers"),
+        ({"grid": {"T": [1]}, "measures": "loss:soon"}, "unknown moment 'soon'"),
+        ({"grid": {"T": [1]}, "executor": "cloud"}, "unknown executor 'cloud'"),
+        ({"grid": {"T": [1]}, "seeds": 0}, "expected at least one"),
+        ({"grid": {"T": [1]}, "executor": "local", "address": "here:1"}, "--address is for --executor ray"),
+        ({"grid": ["T=1:10000:1", "d=1:1000:1"]}, "10,000,000 points .* add --yes"),
+        ({"grid": {"T": [1]}, "probes": ["nothing"]}, "unknown probe 'nothing'"),
+    ],
+)
+def test_mistakes_are_told_in_one_line_before_anything_runs(options, word, tmp_path) -> None:
+    with pytest.raises(UsageError, match=word) as told:
+        sweep(tmp_path / "runs", **options)
+    assert "\n" not in str(told.value)
+    assert not (tmp_path / "runs").exists()

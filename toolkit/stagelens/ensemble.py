@@ -1,0 +1,131 @@
+"""Ensembles: the seeds of one config trained as one.
+
+Every member stays an ordinary training: it has its own model (whose parameters are views of the stack), data, readings,
+checkpoints and run folder. Only the step is shared: one vectorized loss, one backward pass, one elementwise update.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from stagelens import checkpoint
+from stagelens.errors import UsageError
+from stagelens.experiment import Experiment
+from stagelens.host import Host, make_host
+from stagelens.manifest import FILE
+from stagelens.running import Plan, Progress, graceful, plan_run, run
+from stagelens.runs import Run
+from stagelens.seeds import untouched_rng
+from stagelens.stacking import Stacked, why_not
+from stagelens.tracks import Track, carry
+
+
+@dataclass(frozen=True)
+class Ensemble(Sequence[Run]):
+    """The runs of an ensemble, one for each seed. `alone` says why they were run one by one, where they were."""
+
+    runs: tuple[Run, ...]
+    alone: str = ""
+    page: Path | None = None  # that compares them
+
+    def __len__(self) -> int:
+        return len(self.runs)
+
+    def __getitem__(self, index: Any) -> Any:
+        return self.runs[index]
+
+    def __iter__(self) -> Iterator[Run]:
+        return iter(self.runs)
+
+
+def run_ensemble(
+    task: str | type[Experiment],
+    *,
+    seeds: int | Sequence[int] = 6,
+    preset: str = "quick",
+    settings: Sequence[str] | Mapping[str, Any] = (),
+    device: str = "auto",
+    runs: str | Path | None = None,
+    name: str | None = None,
+    names: Sequence[str] | None = None,
+    resume: bool = False,
+    probes: Sequence[str] | None = None,
+    host: Host | None = None,
+    progress: Progress | None = None,
+    report: bool = True,
+) -> Ensemble:
+    """Runs `task` with several seeds, as one training where its model can be stacked, else one after the other.
+
+        runs = sl.run_ensemble("linear-icl", seeds=6)
+        runs[0].stages(), runs.alone
+
+    The runs are ordinary ones, named `name-seed0`, ... or as `sl.run` would (or `names`, one for each seed). `report`
+    writes one page that compares them; `stagelens report RUN` writes the page of one.
+    """
+    host = host or make_host()
+    numbers = list(range(seeds)) if isinstance(seeds, int) else list(seeds)
+    if not numbers or len(set(numbers)) < len(numbers):
+        raise UsageError(f"seeds {seeds!r}: expected at least one, each once")
+    shared: dict[str, Any] = {"preset": preset, "settings": settings, "device": device, "probes": probes, "host": host}
+    plans = [plan_run(task, seed=seed, **shared) for seed in numbers]
+    called: Sequence[str | None] = names or [f"{name}-seed{seed}" if name else None for seed in numbers]
+    trainings = [plan.training() for plan in plans]
+    alone = "" if len(plans) > 1 else "there is one seed"
+    if not alone:
+        alone = "a flow has no model to stack" if trainings[0] is None else why_not([t for t in trainings if t])
+    if alone:
+        shared |= {"runs": runs, "resume": resume, "progress": progress, "report": False}
+        done = [run(task, seed=seed, name=one, **shared) for seed, one in zip(numbers, called, strict=True)]
+    else:
+        folders = [plan.folder(runs, one, resume) for plan, one in zip(plans, called, strict=True)]
+        done = _train_together(plans, folders, host, progress)
+    page = None
+    whole = [one for one in done if one.manifest.status != "failed" and len(one.timeline.steps)]
+    if report and whole:
+        from stagelens.report import write_comparison
+
+        stem = whole[0].name.removesuffix(f"-seed{whole[0].manifest.seed}")
+        page = write_comparison(whole, whole[0].folder.parent / f"{stem}-seeds.html")
+    return Ensemble(tuple(done), alone, page)
+
+
+def _train_together(plans: Sequence[Plan], folders: Sequence[Path], host: Host, progress: Progress | None) -> list[Run]:
+    """Trains what is not finished as one, from the newest step that all of it has; returns all runs."""
+    done = {folder: Run(folder, host) for folder in folders if (folder / FILE).exists()}
+    left = [(plan, folder) for plan, folder in zip(plans, folders, strict=True) if not _finished(done.get(folder))]
+    with ExitStack() as opened:
+        writers = [opened.enter_context(plan.writing(folder)) for plan, folder in left]
+        with ExitStack() as recording:
+            stores = [
+                recording.enter_context(w.recording(p.experiment)) for w, (p, _) in zip(writers, left, strict=True)
+            ]
+            tracks = [
+                Track(training, writer, store)
+                for (plan, _), writer, store in zip(left, writers, stores, strict=True)
+                if (training := plan.training()) is not None
+            ]
+            if tracks:
+                _carry_stacked(tracks, progress)
+    done |= {writer.folder: writer.run for writer in writers}
+    return [done[folder] for folder in folders]
+
+
+def _carry_stacked(tracks: Sequence[Track], progress: Progress | None) -> None:
+    with untouched_rng(), graceful() as stop:
+        saved = [set(checkpoint.steps_in(track.writer.folder)) for track in tracks]
+        common = max(set.intersection(*saved), default=-1)
+        start = min(track.restore(common) for track in tracks)
+        stacked = Stacked([track.training for track in tracks])
+        try:
+            carry(tracks, stacked, start, stop, progress, stacked.settle)
+        except KeyboardInterrupt:  # the second one: as a run's own writer takes it
+            for track in tracks:
+                track.writer.status = "interrupted"
+
+
+def _finished(run: Run | None) -> bool:
+    return run is not None and run.status == "finished"

@@ -1,0 +1,45 @@
+"""Executors: where the jobs of a sweep are done. All use the same function for them, and so get the same runs."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Generator, Sequence
+from typing import Protocol
+
+from stagelens.errors import unknown
+from stagelens.executors.work import Job, Outcome
+
+__all__ = ["EXECUTORS", "Executor", "Job", "Outcome", "cores", "make_executor"]
+
+EXECUTORS = ("local", "ray")
+RETRIES = 1  # how often a job is done again after its worker died
+THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")  # read when a library is imported
+
+
+class Executor(Protocol):
+    """Does jobs, and yields what came of each as it ends, in any order. Closing the generator stops the workers."""
+
+    def run(self, jobs: Sequence[Job]) -> Generator[tuple[Job, Outcome]]: ...
+
+
+def make_executor(
+    name: str, workers: int | None = None, address: str | None = None, results: str = "shared"
+) -> Executor:
+    """The executor called `name`. `workers`: how many jobs at a time (None: one per core)."""
+    if name == "local":
+        from stagelens.errors import UsageError
+        from stagelens.executors.local import Local
+
+        if address is not None:
+            raise UsageError("--address is for --executor ray; local workers are on this machine")
+        return Local(workers)
+    if name == "ray":
+        from stagelens.executors.on_ray import OnRay
+
+        return OnRay(workers, address, results)
+    raise unknown("executor", name, EXECUTORS)
+
+
+def cores() -> int:
+    """The cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -1,0 +1,152 @@
+"""Local workers: spawned processes that live as long as the sweep, so that each imports torch once."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections import deque
+from collections.abc import Generator, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import replace
+from multiprocessing import connection, get_context
+from multiprocessing.connection import Connection
+from typing import TYPE_CHECKING
+
+from stagelens.errors import EnvironmentFault
+from stagelens.executors import RETRIES, THREAD_VARIABLES, cores
+from stagelens.executors.work import Job, Outcome, perform
+
+if TYPE_CHECKING:
+    from multiprocessing.context import SpawnProcess
+
+PATIENCE = 10.0  # seconds that a worker has to write its checkpoint when it is told to stop
+
+
+class Local:
+    """`workers` processes, each with cores / workers threads. A worker that dies costs its job one more try."""
+
+    def __init__(self, workers: int | None = None, retries: int = RETRIES) -> None:
+        self.workers = workers or cores()
+        self.threads = max(1, cores() // self.workers)
+        self.retries = retries
+
+    def run(self, jobs: Sequence[Job]) -> Generator[tuple[Job, Outcome]]:
+        waiting = deque((job, 0) for job in jobs)
+        team = [_Worker(self.threads) for _ in range(min(self.workers, len(jobs)))]
+        try:
+            while waiting or any(worker.job for worker in team):
+                for worker in team:
+                    if worker.job is None and waiting:
+                        worker.give(*waiting.popleft())
+                for worker in _heard_from(team):
+                    job, tries = worker.job, worker.tries
+                    outcome = worker.answer()
+                    if outcome is None or outcome.interrupted:  # it died, or was told to by somebody else
+                        team[team.index(worker)] = _Worker(self.threads)
+                        if job is not None and tries < self.retries:
+                            waiting.appendleft((job, tries + 1))
+                            continue
+                        outcome = _death(worker, tries + 1, job)
+                    if job is not None and outcome is not READY:
+                        yield job, outcome
+        finally:
+            _dismiss(team)
+
+
+READY = Outcome()  # what a worker says when it has started
+
+
+class _Worker:
+    """A spawned process, and the job that it has in hand."""
+
+    def __init__(self, threads: int) -> None:
+        context = get_context("spawn")
+        self.pipe, theirs = context.Pipe()
+        self.threads = threads
+        self.process: SpawnProcess = context.Process(target=_serve, args=(theirs,), daemon=True)
+        with _environment(dict.fromkeys(THREAD_VARIABLES, str(threads))):  # before the child imports numpy or torch
+            self.process.start()
+        theirs.close()
+        self.started = False
+        self.job: Job | None = None
+        self.tries = 0
+
+    def give(self, job: Job, tries: int) -> None:
+        self.job, self.tries = job, tries
+        with suppress(OSError):  # it is dead; `answer` will say so
+            self.pipe.send(replace(job, threads=self.threads))
+
+    def answer(self) -> Outcome | None:
+        """What the worker says: that it has started, or what came of its job; None where it died."""
+        try:
+            said: Outcome = self.pipe.recv()
+        except (EOFError, OSError):
+            self.process.join()
+            if not self.started:
+                raise EnvironmentFault(
+                    "a worker could not start (see above); in a script, call it under `if __name__ == '__main__':`"
+                ) from None
+            return None
+        if not self.started:
+            self.started = True
+            return READY
+        self.job = None
+        return said
+
+
+def _heard_from(team: Sequence[_Worker]) -> list[_Worker]:
+    """The workers that have something to say, or have died; waits for one."""
+    ready = connection.wait([worker.pipe for worker in team])
+    return [worker for worker in team if worker.pipe in ready]
+
+
+def _death(worker: _Worker, tries: int, job: Job | None) -> Outcome:
+    code = worker.process.exitcode or 0
+    how = f"killed by signal {-code} ({signal.Signals(-code).name})" if code < 0 else f"exit code {code}"
+    reason = f"its worker died {tries} times, at last {how}; it may need more memory than there is: try fewer --workers"
+    return Outcome(errors=dict.fromkeys(job.seeds if job else (), reason))
+
+
+def _dismiss(team: Sequence[_Worker]) -> None:
+    """Lets idle workers end, stops busy ones at their next checkpoint, and waits for all."""
+    for worker in team:
+        if worker.job is None:
+            worker.pipe.close()
+        else:
+            worker.process.terminate()
+    for worker in team:
+        worker.process.join(PATIENCE)
+        if worker.process.is_alive():
+            worker.process.kill()
+            worker.process.join()
+        worker.pipe.close()
+
+
+def _serve(pipe: Connection) -> None:
+    """What a worker does: one job after another, until nobody asks any more."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the sweep decides what Ctrl-C means for its workers
+    os.dup2(2, 1)  # stdout belongs to the sweep's own answer
+    try:
+        pipe.send(READY)
+        while True:
+            outcome = perform(pipe.recv())
+            pipe.send(outcome)
+            if outcome.interrupted:
+                return
+    except (EOFError, OSError):
+        return
+
+
+@contextmanager
+def _environment(values: dict[str, str]) -> Iterator[None]:
+    """Environment variables for the length of a block."""
+    before = {name: os.environ.get(name) for name in values}
+    os.environ.update(values)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value

@@ -1,0 +1,186 @@
+"""Measures: one number of a run, named by a short text; what a sweep tabulates and fits laws to.
+
+| text | number |
+|---|---|
+| `loss`, `loss:final` | the series' last value |
+| `loss:min`, `loss:max`, `loss:best` | its least or largest; best: the least of a loss or an error, else the largest |
+| `accuracy:stage2` | its value at the end of the run's second stage |
+| `probe/reading[head=1,layer=0]` | one number of a series with dims; without the brackets, their mean |
+| `plateau_length@0.1`, `plateau_length:accuracy@5%` | steps until the series crosses a threshold |
+| `plateau_length` | as the task itself measures it, where it does; else until the metric is at 50% of its start |
+| `transition1`, `transition2`, ... | the step at which a transition is steepest |
+| `stages`, `plateaus`, `transitions` | how many |
+| `event:NAME` | when an event of a flow first happened |
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from stagelens.errors import UsageError, unknown
+from stagelens.events import mean_of_measured
+
+if TYPE_CHECKING:
+    from stagelens.runs import Run
+    from stagelens.timeline import Timeline
+
+Floats = NDArray[np.float64]
+
+PLATEAU = "plateau_length"
+THRESHOLD = "50%"  # of a series' first value, where a plateau's end is not given
+COUNTS = {"stages": None, "plateaus": "plateau", "transitions": "transition"}
+MOMENTS = ("final", "best", "min", "max", "stageN")
+PARTS = re.compile(r"(?P<name>[^:@\[\]]+)(\[(?P<place>[^\]]*)\])?(:(?P<when>[^@]+))?(@(?P<threshold>.+))?")
+
+
+@dataclass(frozen=True)
+class Measured:
+    """A number of a run. A `censored` one was not reached: the value is then the last step, a lower bound."""
+
+    value: float
+    censored: bool = False
+
+
+@dataclass(frozen=True)
+class Measure:
+    """What to measure of a run; made by `parse_measure`."""
+
+    text: str
+    series: str = ""  # empty: the run's own metric
+    place: Mapping[str, str] = field(default_factory=dict)
+    kind: str = "final"  # final, best, min, max, stage, plateau_length, transition, event, or one of COUNTS
+    number: int = 0  # of the stage or transition
+    threshold: str = ""  # of a plateau's end; empty: the task's own
+    event: str = ""
+
+    def __call__(self, run: Run) -> Measured:
+        if self.kind in COUNTS:
+            kind = COUNTS[self.kind]
+            return Measured(float(sum(kind in (None, stage.kind) for stage in run.stages())))
+        end = float(run.timeline.steps[-1])
+        if self.kind == "transition":
+            times = [float(stage.at) for stage in run.stages().transitions]
+            return Measured(times[self.number - 1]) if len(times) >= self.number else Measured(end, censored=True)
+        if self.kind == "event":
+            return self._event(run, end)
+        if self.kind == "plateau_length" and not self.threshold and (own := _own_plateau(run, end)) is not None:
+            return own
+        steps, values = curve(run.timeline, self.series or run.manifest.metric, self.place)
+        if self.kind == "plateau_length":
+            return crossing(steps, values, self.threshold or THRESHOLD)
+        if self.kind == "stage":
+            ends = [stage.end for stage in run.stages()]
+            if len(ends) < self.number:
+                return Measured(float("nan"), censored=True)
+            return Measured(float(np.interp(ends[self.number - 1], steps, values)))
+        return Measured(_moment(self.kind, self.series, values))
+
+    def _event(self, run: Run, end: float) -> Measured:
+        happened = run.manifest.events
+        if self.event in happened:
+            return Measured(happened[self.event])
+        events: Any = getattr(run.experiment, "events", tuple)()
+        if self.event not in (known := [event.name for event in events]):
+            raise unknown("event", self.event, known, f"of {run.manifest.task}")
+        return Measured(end, censored=True)
+
+
+def parse_measure(text: str) -> Measure:
+    """The measure that `text` names; a text that names none is told before anything runs."""
+    found = PARTS.fullmatch(text.strip())
+    if found is None:
+        raise UsageError(f"measure {text!r}: expected a series, as loss:final, or plateau_length, transition1, stages")
+    name, when, place = found["name"], found["when"], _place(found["place"], text)
+    if name == "plateau_length":
+        threshold = found["threshold"] or (THRESHOLD if when else "")
+        _threshold(threshold or THRESHOLD, 1.0)
+        return Measure(text, series=when or "", place=place, kind=name, threshold=threshold)
+    if found["threshold"]:
+        raise UsageError(f"measure {text!r}: only plateau_length has a threshold, as plateau_length:{name}@0.1")
+    if name in COUNTS and when is None:
+        return Measure(text, kind=name)
+    if name == "event" and when:
+        return Measure(text, kind="event", event=when)
+    if (numbered := re.fullmatch(r"transition([1-9]\d*)", name)) and when is None:
+        return Measure(text, kind="transition", number=int(numbered[1]))
+    if when and (numbered := re.fullmatch(r"stage([1-9]\d*)", when)):
+        return Measure(text, series=name, place=place, kind="stage", number=int(numbered[1]))
+    if when is not None and when not in MOMENTS[:-1]:
+        raise unknown("moment", when, MOMENTS, f"in the measure {text!r}")
+    return Measure(text, series=name, place=place, kind=when or "final")
+
+
+def curve(timeline: Timeline, name: str, place: Mapping[str, str] | None = None) -> tuple[Floats, Floats]:
+    """(steps, values) of a series where it was measured: one number of it, or the mean of all."""
+    column = timeline.column(name)
+    if column.labels:
+        raise UsageError(f"series {name!r} holds labels ({', '.join(column.labels)}); a measure needs numbers")
+    values = timeline.series(name)
+    for dim, label in (place or {}).items():
+        if dim not in column.dims:
+            raise unknown("dim", dim, column.dims, f"of {name!r}")
+        labels = [str(one) for one in column.coordinate(dim)]
+        if label not in labels:
+            raise unknown(dim, label, labels, f"of {name!r}")
+        values = values.take([labels.index(label)], axis=1 + column.dims.index(dim))
+    flat = values.reshape(len(values), -1)
+    there = ~np.isnan(flat).all(axis=1)
+    if not there.any():
+        raise UsageError(f"series {name!r} holds no number")
+    return timeline.steps[there].astype(np.float64), mean_of_measured(flat[there], 1)
+
+
+def _own_plateau(run: Run, end: float) -> Measured | None:
+    """The plateau's length as an event or a probe of the run has it; None where it has neither."""
+    if PLATEAU in run.manifest.events:
+        return Measured(run.manifest.events[PLATEAU])
+    for name in (PLATEAU, f"{PLATEAU}/steps"):
+        if name in run.timeline:
+            return Measured(float(curve(run.timeline, name)[1][-1]))
+    events: Any = getattr(run.experiment, "events", tuple)()
+    if PLATEAU in run.manifest.probes or any(event.name == PLATEAU for event in events):
+        return Measured(end, censored=True)
+    return None
+
+
+def crossing(steps: Floats, values: Floats, threshold: str = THRESHOLD) -> Measured:
+    """The first step at which `values` [step] reach the threshold, from whichever side they start; interpolated."""
+    level = _threshold(threshold, float(values[0]))
+    side = np.sign(values[0] - level)
+    reached = np.flatnonzero((values - level) * side <= 0)
+    if not len(reached):
+        return Measured(float(steps[-1]), censored=True)
+    after = int(reached[0])
+    if after == 0:
+        return Measured(float(steps[0]))
+    part = (values[after - 1] - level) / (values[after - 1] - values[after])
+    return Measured(float(steps[after - 1] + part * (steps[after] - steps[after - 1])))
+
+
+def _threshold(text: str, first: float) -> float:
+    """A number, or with % a part of the first value."""
+    try:
+        number = float(text.removesuffix("%"))
+    except ValueError:
+        raise UsageError(f"threshold {text!r}: expected a number, or a part of the first value such as 50%") from None
+    return number / 100 * first if text.endswith("%") else number
+
+
+def _moment(kind: str, name: str, values: Floats) -> float:
+    if kind == "best":
+        kind = "min" if re.search(r"loss|error", name) else "max"
+    return float({"final": values[-1], "min": values.min(), "max": values.max()}[kind])
+
+
+def _place(text: str | None, measure: str) -> dict[str, str]:
+    """`head=1,layer=0` as a mapping."""
+    pairs = [part.partition("=") for part in (text or "").split(",") if part.strip()]
+    if any(not equals for _, equals, _ in pairs):
+        raise UsageError(f"measure {measure!r}: expected places such as [head=1], got [{text}]")
+    return {dim.strip(): label.strip() for dim, _, label in pairs}

@@ -1,0 +1,305 @@
+"""Stacking: trainings that differ in the seed alone, advanced as one with parameters [seed, ...]."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from copy import deepcopy
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+from torch.fx import GraphModule
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch.optim.lr_scheduler import ReduceLROnPlateau
+from torch.utils._pytree import tree_flatten, tree_unflatten
+
+from stagelens.seeds import derive, seed_everywhere, untouched_rng
+from stagelens.task import Batch, Task
+from stagelens.training import Training
+
+# Optimizers whose update of a number depends on that number's own gradients alone.
+ELEMENTWISE = (
+    *(torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW, torch.optim.Adamax, torch.optim.NAdam),
+    *(torch.optim.RAdam, torch.optim.RMSprop, torch.optim.Adagrad, torch.optim.Adadelta, torch.optim.ASGD),
+)
+AGREE = {torch.float64: 1e-9, torch.float32: 1e-4}  # of the largest gradient: stacked against alone
+
+
+class NotStackable(Exception):
+    """Why trainings cannot be stacked, in a few words."""
+
+
+class Stacked:
+    """Trainings that differ in nothing but the seed, advanced together.
+
+    The members' parameters become views of the stack, so that a member's model is up to date at every step; the rest
+    of a member (loss, optimizer, scheduler) is brought up to date by `settle`.
+    """
+
+    def __init__(self, members: Sequence[Training]) -> None:
+        first = members[0]
+        _refuse(first)
+        self.members = list(members)
+        self.task = first.task
+        self.model = deepcopy(first.model).train()
+        named = [dict(member.model.named_parameters()) for member in members]
+        self.parameters: dict[str, nn.Parameter] = dict(self.model.named_parameters())
+        for name, parameter in self.parameters.items():
+            parameter.grad = None
+            parameter.data = torch.stack([own[name].detach() for own in named])
+            for index, own in enumerate(named):
+                own[name].data = parameter.data[index]
+        self.optimizer = first.task.optimizer(self.model)
+        self._check_groups(first)
+        self.scheduler = first.task.scheduler(self.optimizer)
+        self._take_over()
+        self.loss: Tensor | None = None  # [seed]
+        self.gradient_norm: Tensor | None = None  # [seed]
+        self._nothing_bad = torch.full((len(members),), -1, dtype=torch.int64, device=first.device)
+        self._bad_step = self._nothing_bad
+        self._phase: str | None = None
+        self._follow_gradients()
+        self._stack_buffers()
+        self._batches: tuple[list[Batch], list[Tensor], Any] | None = None
+        self._functions: dict[Any, Callable[..., Tensor]] = {}  # by the batch's tree and shapes
+
+    def advance(self, step: int) -> None:
+        """The update of `step` in every member."""
+        self._enter_phase(step)
+        loss = self.losses(step)
+        self.optimizer.zero_grad(set_to_none=True)
+        loss.sum().backward()  # type: ignore[no-untyped-call]  # members do not share parameters
+        if self.task.config.clip:
+            self.gradient_norm = self._clip(self.task.config.clip)
+        self.optimizer.step()
+        if self.scheduler is not None and not (step + 1) % self.task.scheduler_every:
+            self.scheduler.step()
+        self.loss = loss.detach()
+        here = torch.where(self.loss.isfinite(), self._nothing_bad, step)
+        self._bad_step = torch.where(self._bad_step < 0, here, self._bad_step)
+
+    def losses(self, step: int) -> Tensor:
+        """The members' losses on their own batches of `step`, [seed]."""
+        leaves, tree = self._stacked_batch(step)
+        key = (str(tree), *(leaf.shape for leaf in leaves))
+        inputs = [*self.parameters.values(), *self._buffers.values(), *leaves]
+        if key not in self._functions:
+            self._functions[key] = _traced(self._vectorized(tree, len(leaves)), inputs)
+        return self._functions[key](*inputs)
+
+    def settle(self, saving: bool = False) -> None:
+        """Brings the members up to date; with `saving`, their optimizers' states too."""
+        for index, member in enumerate(self.members):
+            if self.loss is not None:
+                member.loss = self.loss[index]
+                member._bad_step = self._bad_step[index]
+            if self.gradient_norm is not None:
+                member.gradient_norm = self.gradient_norm[index]
+            _copy_settings(self.optimizer, member.optimizer)
+            if saving:
+                self._hand_back(index, member)
+
+    def _stacked_batch(self, step: int) -> tuple[list[Tensor], Any]:
+        """The tensors of the members' batches of `step`, each [seed, ...], and how a batch holds them.
+
+        Members that always give the same batch are stacked once.
+        """
+        batches = [member.batches(step) for member in self.members]
+        if self._batches is None or any(a is not b for a, b in zip(batches, self._batches[0], strict=True)):
+            leaves, trees = zip(*(tree_flatten(batch) for batch in batches), strict=True)
+            self._batches = (batches, [torch.stack(one) for one in zip(*leaves, strict=True)], trees[0])
+        return self._batches[1:]
+
+    def _stack_buffers(self) -> None:
+        """The buffers: those that are equal in all members once, the others [seed, ...]."""
+        buffers = [dict(member.model.named_buffers()) for member in self.members]
+        self._buffers: dict[str, Tensor] = {}
+        self._apart: set[str] = set()
+        for name, value in buffers[0].items():
+            same = all(torch.equal(own[name], value) for own in buffers)
+            self._buffers[name] = value if same else torch.stack([own[name] for own in buffers])
+            self._apart |= set() if same else {name}
+
+    def _vectorized(self, tree: Any, leaves: int) -> Callable[..., Tensor]:
+        """(*parameters, *buffers, *batch) -> losses [seed]."""
+        lens = _LossOf(self.task, self.model)
+        names = [f"model.{name}" for name in (*self.parameters, *self._buffers)]
+        places = [0] * len(self.parameters) + [0 if name in self._apart else None for name in self._buffers]
+
+        def loss(*inputs: Tensor) -> Tensor:
+            own = dict(zip(names, inputs, strict=False))
+            result: Tensor = functional_call(lens, own, (tree_unflatten(list(inputs[len(names) :]), tree),))
+            return result
+
+        return torch.vmap(loss, in_dims=(*places, *[0] * leaves), randomness="different")
+
+    def _enter_phase(self, step: int) -> None:
+        first = self.members[0]
+        first._enter_phase(step)
+        if first._phase != self._phase:
+            self._phase = first._phase
+            self._follow_gradients()
+
+    def _follow_gradients(self) -> None:
+        """The stack trains what the first member trains."""
+        for name, parameter in self.members[0].model.named_parameters():
+            self.parameters[name].requires_grad_(parameter.requires_grad)
+
+    def _clip(self, most: float) -> Tensor:
+        """Scales each member's gradient to a norm of at most `most`, as `clip_grad_norm_` does; the norms, [seed]."""
+        gradients = [p.grad for p in self.parameters.values() if p.grad is not None]
+        norms = torch.stack([torch.linalg.vector_norm(g.flatten(1), dim=1) for g in gradients])  # [parameter, seed]
+        total: Tensor = torch.linalg.vector_norm(norms, dim=0)
+        scale = (most / (total + 1e-6)).clamp(max=1.0)
+        for gradient in gradients:
+            gradient.mul_(scale.view(-1, *[1] * (gradient.dim() - 1)))
+        return total
+
+    def _check_groups(self, first: Training) -> None:
+        """The optimizer must treat each stacked parameter as it treats a member's own."""
+        own = _group_names(first.optimizer, first.model)
+        if own != _group_names(self.optimizer, self.model):
+            raise NotStackable("its optimizer groups parameters by their shape")
+
+    def _take_over(self) -> None:
+        """The members' optimizer and scheduler states, as after a checkpoint, into the stack's."""
+        states = [_states(member.optimizer, member.model) for member in self.members]
+        for name, values in states[0].items():
+            shape = self.parameters[name].shape[1:]
+            self.optimizer.state[self.parameters[name]] = {
+                key: torch.stack([state[name][key] for state in states])
+                if isinstance(value, Tensor) and value.shape == shape and key != "step"
+                else deepcopy(value)
+                for key, value in values.items()
+            }
+        _copy_settings(self.members[0].optimizer, self.optimizer)
+        if self.scheduler is not None:
+            self.scheduler.load_state_dict(self.members[0].scheduler.state_dict())
+
+    def _hand_back(self, index: int, member: Training) -> None:
+        own = dict(member.model.named_parameters())
+        for name, values in _states(self.optimizer, self.model).items():
+            shape = self.parameters[name].shape
+            member.optimizer.state[own[name]] = {
+                key: value[index] if isinstance(value, Tensor) and value.shape == shape else deepcopy(value)
+                for key, value in values.items()
+            }
+        if self.scheduler is not None:
+            member.scheduler.load_state_dict(self.scheduler.state_dict())
+
+
+def _traced(function: Callable[..., Tensor], inputs: Sequence[Tensor]) -> Callable[..., Tensor]:
+    """`function` as the flat list of operations that it does on `inputs`: small models spend their time around those.
+
+    Operations that change nothing about their input are taken out. What cannot be traced is used as it is; that the
+    trace has the right gradients is for `why_not` to see.
+    """
+    try:
+        graph: GraphModule = make_fx(function)(*(tensor.detach() for tensor in inputs))
+    except Exception:
+        return function
+    idle = {torch.ops.aten.view.default, torch.ops.aten.expand.default, torch.ops.aten._unsafe_view.default}
+    for node in graph.graph.nodes:
+        if node.target in idle and _shape(node) is not None and _shape(node) == _shape(node.args[0]):
+            node.replace_all_uses_with(node.args[0])
+    graph.graph.eliminate_dead_code()
+    graph.recompile()
+    return graph.forward
+
+
+def _shape(node: Any) -> Any:
+    meta = node.meta.get("tensor_meta") or node.meta.get("val")
+    return None if meta is None else tuple(meta.shape)
+
+
+class _LossOf(nn.Module):
+    """batch -> the task's loss of `model`, as a module: its parameters can then be put in from outside."""
+
+    def __init__(self, task: Task, model: Any) -> None:
+        super().__init__()
+        self.task, self.model = task, model
+
+    def forward(self, batch: Batch) -> Tensor:
+        return self.task.loss(self.model, batch)
+
+
+def why_not(members: Sequence[Training]) -> str:
+    """Why these trainings cannot be stacked; empty where they can.
+
+    They can where the stacked loss and its gradients are, at the first step, those of each member alone. That rules
+    out whatever the stack would not see: randomness in the model, and seeds that the loss knows beside its batch.
+    """
+    try:
+        alone = [_alone(member) for member in members]
+        stacked = Stacked(members)
+        stacked._enter_phase(0)
+        with untouched_rng():
+            losses = stacked.losses(0)
+        losses.sum().backward()  # type: ignore[no-untyped-call]
+        for index, (loss, gradients) in enumerate(alone):
+            together = {
+                name: None if p.grad is None else p.grad[index].clone() for name, p in stacked.parameters.items()
+            }
+            _compare(losses[index].detach(), loss, together, gradients)
+    except NotStackable as reason:
+        return str(reason)
+    except Exception as error:  # whatever a model does that vmap does not: it is trained alone instead
+        return f"torch.func.vmap refuses it ({type(error).__name__}: {' '.join(str(error).split())[:120]})"
+    return ""
+
+
+def _alone(member: Training) -> tuple[Tensor, dict[str, Tensor | None]]:
+    """The member's own loss and gradients at step 0; the member is left as it was."""
+    with untouched_rng():
+        member._enter_phase(0)
+        member.model.train()
+        seed_everywhere(derive(member.task.seed, "step", 0))
+        loss = member.task.loss(member.model, member.batches(0))
+        loss.backward()  # type: ignore[no-untyped-call]
+    gradients = {
+        name: None if p.grad is None else p.grad.detach().clone() for name, p in member.model.named_parameters()
+    }
+    member.optimizer.zero_grad(set_to_none=True)
+    return loss.detach(), gradients
+
+
+def _compare(
+    loss: Tensor, own_loss: Tensor, gradients: Mapping[str, Tensor | None], own: Mapping[str, Tensor | None]
+) -> None:
+    tolerance = AGREE.get(own_loss.dtype, 1e-3)
+    size = max((float(g.abs().max()) for g in own.values() if g is not None), default=0.0)
+    differ = abs(float(loss - own_loss)) > tolerance * max(abs(float(own_loss)), 1e-30)
+    for name, gradient in own.items():
+        other = gradients[name]
+        if gradient is None or other is None:
+            differ |= (gradient is None) != (other is None)
+        else:
+            differ |= float((gradient - other).abs().max()) > tolerance * size
+    if differ:
+        raise NotStackable("its loss is random, or depends on the seed through more than parameters and batch")
+
+
+def _refuse(first: Training) -> None:
+    if type(first.optimizer) not in ELEMENTWISE:
+        raise NotStackable(f"its optimizer {type(first.optimizer).__name__} does not act on each number alone")
+    if isinstance(first.scheduler, ReduceLROnPlateau):
+        raise NotStackable("its learning rate follows the loss of each seed")
+    if type(first).advance is not Training.advance:
+        raise NotStackable("it has its own training loop")
+
+
+def _group_names(optimizer: torch.optim.Optimizer, model: nn.Module) -> list[list[str]]:
+    names = {id(parameter): name for name, parameter in model.named_parameters()}
+    return [[names.get(id(parameter), "") for parameter in group["params"]] for group in optimizer.param_groups]
+
+
+def _states(optimizer: torch.optim.Optimizer, model: nn.Module) -> dict[str, dict[str, Any]]:
+    """What the optimizer keeps of each parameter, by name."""
+    return {name: state for name, p in model.named_parameters() if (state := optimizer.state.get(p))}
+
+
+def _copy_settings(source: torch.optim.Optimizer, target: torch.optim.Optimizer) -> None:
+    """Learning rates and the like of each group."""
+    for ours, theirs in zip(source.param_groups, target.param_groups, strict=True):
+        theirs.update({key: value for key, value in ours.items() if key != "params"})
