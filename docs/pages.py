@@ -39,7 +39,12 @@ def claims_table(plugin: str) -> str:
     kept = ROOT / "docs" / "verified" / f"{plugin}.json"
     if not kept.exists():
         return ""
-    rows = ["", "## Claims, as last verified", "", "| claim | verdict | check | measured | expected | tolerance | where |"]
+    rows = [
+        "",
+        "## Claims, as last verified",
+        "",
+        "| claim | verdict | check | measured | expected | tolerance | where |",
+    ]
     rows.append("|---|---|---|---|---|---|---|")
     for result in json.loads(kept.read_text(encoding="utf-8")):
         claim, verdict = f"{result['id']}: {result['title']}", f"**{result['verdict']}**"
