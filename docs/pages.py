@@ -1,4 +1,4 @@
-"""What the site has beyond the files of this folder: one page per paper, made from its plugin's README, and the changelog.
+"""What the site has beyond the files of this folder: a page per paper, from its plugin's README, and the changelog.
 
 mkdocs calls the functions below. A paper's page ends with its claims as they were last verified, from `verified/`.
 """

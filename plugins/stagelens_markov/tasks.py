@@ -74,7 +74,9 @@ class OnTheChain(Task):
         return {"excess": (ideal - self.logits(output).log_softmax(-1).gather(-1, drawn)).mean()}
 
     def optimizer(self, model: HookedRootModule) -> torch.optim.Optimizer:
-        return torch.optim.AdamW(model.parameters(), lr=self.config.lr, weight_decay=self.config.weight_decay)
+        """AdamW. Its fused kernel rounds the last numbers of a tensor unlike the rest, which parts equal heads."""
+        c = self.config
+        return torch.optim.AdamW(model.parameters(), lr=c.lr, weight_decay=c.weight_decay, fused=False)
 
     @property
     def scheduler_every(self) -> int:  # type: ignore[override]

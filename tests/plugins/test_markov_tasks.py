@@ -11,6 +11,7 @@ import stagelens as sl
 from stagelens.batches import eval_batch
 from stagelens.config import make_config
 from stagelens.errors import UsageError
+from stagelens.training import Training
 from stagelens_markov.config import FullConfig, MarkovConfig
 from stagelens_markov.data import log_probabilities
 from stagelens_markov.tasks import Full, Minimal, train
@@ -211,3 +212,13 @@ def test_the_loss_by_position_averages_to_the_loss():
     by_position = recorder.timeline["loss_by_position/loss"]
     assert by_position.sizes["position"] == task.config.T
     assert by_position.mean().item() == pytest.approx(recorder.timeline["loss"].item(), rel=1e-6)
+
+
+def test_heads_that_start_equal_stay_equal_to_the_last_bit():
+    training = Training(Minimal(config("init_scale=0", "batch_size=64", "train_size=128")))
+    for step in range(30):
+        training.advance(step)
+    attention = training.model.blocks[0].attn
+    for parameter in (attention.A, attention.V):
+        assert parameter.abs().max() > 0.1
+        assert torch.equal(parameter[0], parameter[1]) and torch.equal(parameter[0], parameter[2])
