@@ -40,6 +40,8 @@ def make_run(folder: Path, measurements: int = MEASUREMENTS) -> Path:
     manifest = Manifest("markov/minimal", "markov", "quick", {}, 0, "training", measurements - 1, versions=versions())
     manifest.status, manifest.step = "finished", measurements - 1
     manifest.save(folder)
+    manifest.stages = load(folder).found_stages()  # as `stagelens run` does when a run has ended
+    manifest.save(folder)
     return folder
 
 

@@ -165,7 +165,7 @@ def stagelens_register_tasks():
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["run", "markow"], "unknown task 'markow' (did you mean 'markov/minimal'?)"),
+        (["run", "markow"], "unknown task 'markow' (did you mean 'markov'?)"),
         (["run", "markov", "--preset", "quik"], "unknown preset 'quik' (did you mean 'quick'?); known: paper, quick"),
         (["run", "markov", "--probes", "curvture"], "unknown probe 'curvture' (did you mean 'curvature'?)"),
         (["run", "markov", "--set", "stepz=5"], "unknown config key 'stepz' (did you mean 'steps'?)"),

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import itertools
-import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from stagelens.config import Config
+from stagelens.config import Config, text_of
 from stagelens.errors import UsageError, unknown
 
 SYNTAX = "give k=a,b,c, k=first:last:step, k=log:first:last:count, k1,k2=a:b,c:d, or a yaml file"
@@ -194,8 +193,3 @@ def _round(value: float) -> float | int:
     """`value` without the last digits' noise, and without a point where it is whole."""
     rounded = float(f"{value:.12g}")
     return int(rounded) if rounded.is_integer() and abs(rounded) < 1e15 else rounded
-
-
-def text_of(value: Any) -> str:
-    """A value as `--set` takes it."""
-    return value if isinstance(value, str) else json.dumps(value)

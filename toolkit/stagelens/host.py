@@ -89,9 +89,13 @@ class Host:
 
     def task(self, name: str) -> TaskRef:
         """The task called `name`; a plugin's bare name means its default task."""
-        if "/" not in name:
-            name = self.default_task(name) or name
-        return self.tasks[name]
+        if "/" in name:
+            return self.tasks[name]
+        if (default := self.default_task(name)) is None:
+            ids = dict(self.tasks)
+            plugins = dict.fromkeys(id.partition("/")[0] for id in ids)
+            raise unknown("task", name, [*plugins, *ids], "`stagelens tasks` lists them")
+        return self.tasks[default]
 
     def default_task(self, plugin: str) -> str | None:
         """The id that the bare `plugin` means: the task marked as default, else its first."""

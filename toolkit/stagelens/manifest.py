@@ -18,6 +18,7 @@ from stagelens.plain import json_text
 
 FILE = "run.json"
 FORMAT = 1
+DETECTOR = 2  # of `stages`; raised when the same curve may give other stages, so that kept ones are found anew
 STATUSES = ("running", "finished", "interrupted", "failed")
 
 
@@ -50,6 +51,8 @@ class Manifest:
     phases: list[dict[str, Any]] = field(default_factory=list)
     events: dict[str, float] = field(default_factory=dict)
     predictions: list[dict[str, Any]] = field(default_factory=list)
+    stages: list[dict[str, Any]] | None = None  # of `metric`, as found when the run ended; None: not looked for
+    detector: int = DETECTOR  # that found them
     versions: dict[str, str] = field(default_factory=dict)
     process: int = 0
     host: str = ""

@@ -14,13 +14,13 @@ from typing import TYPE_CHECKING, Any
 
 from filelock import FileLock, Timeout
 
-from stagelens.config import make_config
+from stagelens.config import as_settings, make_config
 from stagelens.errors import EnvironmentFault, StagelensError, UsageError
 from stagelens.experiment import Experiment
 from stagelens.files import safe_name
 from stagelens.flow import Flow, integrate
 from stagelens.host import Host, make_host
-from stagelens.manifest import FILE, Manifest, load_manifest, this_process, versions
+from stagelens.manifest import DETECTOR, FILE, Manifest, load_manifest, this_process, versions
 from stagelens.prediction import score
 from stagelens.reading import Reading
 from stagelens.runs import LOCK, Run, catalogue, runs_folder
@@ -68,14 +68,17 @@ def run(
             raise UsageError(f"{plan.experiment.id!r} is a flow, which has no training step; run it without compiling")
         training.compile()
     folder = plan.folder(runs, name, resume)  # all that the user can have mistaken is told by now
-    with plan.writing(folder) as writer, writer.recording(plan.experiment) as store:
-        if training is None:
-            writer.integrate(plan.experiment, store, progress)
-        else:
-            from stagelens.tracks import Track, train
+    with plan.writing(folder) as writer:
+        with writer.recording(plan.experiment) as store:
+            if training is None:
+                writer.integrate(plan.experiment, store, progress)
+            else:
+                from stagelens.tracks import Track, train
 
-            train(Track(training, writer, store), progress)
-            writer.manifest.compile_seconds = training.compile_seconds
+                train(Track(training, writer, store), progress)
+                writer.manifest.compile_seconds = training.compile_seconds
+        if report:
+            writer.keep_stages()
     if report and writer.manifest.status != "failed":
         from stagelens.report import write_report
 
@@ -132,8 +135,7 @@ def plan_run(
 ) -> Plan:
     """What `run` would do; the user's mistakes are told here."""
     plugin, kind = resolve_task(task, host)
-    given = [f"{k}={_text(v)}" for k, v in settings.items()] if isinstance(settings, Mapping) else list(settings)
-    experiment = kind(make_config(kind.Config, kind.presets, preset, given), seed)
+    experiment = kind(make_config(kind.Config, kind.presets, preset, as_settings(settings)), seed)
     manifest = _manifest(experiment, plugin, preset, device)
     manifest.probes = _probe_names(experiment, probes, host)
     return Plan(experiment, manifest, probes, host)
@@ -173,6 +175,11 @@ class Writer:
     def _compare_with_theory(self, experiment: Experiment) -> None:
         timeline = Timeline(read_measurements(self.folder))
         self.manifest.predictions = [found.to_dict() for found in score(experiment.predictions(), timeline)]
+
+    def keep_stages(self) -> None:
+        """Writes the stages into the manifest, for whoever looks at the run without scipy."""
+        self.manifest.stages, self.manifest.detector = Run(self.folder, self.host).found_stages(), DETECTOR
+        self.manifest.save(self.folder)
 
     def integrate(self, flow: Any, store: Store, progress: Progress | None) -> None:
         report = throttled(progress, self.manifest.steps)
@@ -367,9 +374,3 @@ def _close(store: Store, manifest: Manifest, folder: Path) -> None:
         store.close()
     finally:
         manifest.save(folder)
-
-
-def _text(value: Any) -> str:
-    import json
-
-    return value if isinstance(value, str) else json.dumps(value, default=str)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from stagelens.errors import StagelensError, UsageError, unknown
-from stagelens.manifest import FILE, Manifest, load_manifest
+from stagelens.manifest import DETECTOR, FILE, Manifest, load_manifest
 from stagelens.store import read_measurements
 from stagelens.timeline import Timeline
 
@@ -119,8 +119,10 @@ class Run:
         """The command that repeats this run."""
         from shlex import quote
 
+        from stagelens.config import text_of
+
         manifest = self.manifest
-        settings = " ".join(f"--set {quote(f'{key}={_text(value)}')}" for key, value in manifest.settings.items())
+        settings = " ".join(f"--set {quote(f'{key}={text_of(value)}')}" for key, value in manifest.settings.items())
         words = [
             "stagelens run",
             manifest.task,
@@ -161,6 +163,13 @@ class Run:
         }
 
     def _stages_if_any(self) -> list[dict[str, Any]]:
+        kept = self.manifest.stages
+        if kept is not None and self.manifest.detector == DETECTOR and self.status == "finished":
+            return kept  # finding them again would import half of scipy
+        return self.found_stages()
+
+    def found_stages(self) -> list[dict[str, Any]]:
+        """The stages of the metric as plain values; none where there are too few points."""
         try:
             return self.stages().to_dicts()
         except StagelensError:  # too short, or without its metric: a run may be that, and still be shown
@@ -282,10 +291,6 @@ def _last(timeline: Timeline, name: str) -> Any:
     while isinstance(result, list) and len(result) == 1:
         result = result[0]
     return result
-
-
-def _text(value: Any) -> str:
-    return value if isinstance(value, str) else json.dumps(value)
 
 
 def _plain(value: Any) -> Any:

@@ -16,11 +16,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from stagelens.config import Config, make_config
+from stagelens.config import Config, as_settings, make_config
 from stagelens.errors import EnvironmentFault, StagelensError, UsageError, unknown
 from stagelens.executors import Executor, Job, make_executor
 from stagelens.experiment import Experiment
-from stagelens.grid import Grid, make_grid, text_of
+from stagelens.grid import Grid, make_grid
 from stagelens.host import Host, make_host
 from stagelens.laws import Law, fit_law
 from stagelens.manifest import load_manifest
@@ -156,10 +156,8 @@ def plan_sweep(
     """The points of a sweep. The user's mistakes are told here; more than 10000 points need `yes`."""
     host = host or make_host(plugin_dirs)
     _, kind = resolve_task(task, host)
-    given = (
-        [f"{key}={text_of(value)}" for key, value in settings.items()] if isinstance(settings, Mapping) else settings
-    )
-    make_config(kind.Config, kind.presets, preset, list(given))
+    given = as_settings(settings)
+    make_config(kind.Config, kind.presets, preset, given)
     chosen = make_grid(grid, kind.Config)
     numbers = tuple(range(seeds)) if isinstance(seeds, int) else tuple(seeds)
     if not numbers:
