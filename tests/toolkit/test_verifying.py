@@ -17,9 +17,10 @@ PLUGIN = Path(__file__).with_name("claims_plugin.py")
 def verifying(cli, tmp_path):
     """`verifying("T1", ...)`: the answer of `stagelens verify claims_plugin --claim T1 ...`."""
 
-    def call(*claims, options=("--json",)):
+    def call(*claims, options=("--json",), workers=1):
         chosen = [word for claim in claims for word in ("--claim", claim)]
-        return cli("--plugin-dir", PLUGIN, "verify", "claims_plugin", *chosen, "--cache", tmp_path / "cache", *options)
+        always = ("--cache", tmp_path / "cache", "--workers", workers)
+        return cli("--plugin-dir", PLUGIN, "verify", "claims_plugin", *chosen, *always, *options)
 
     return call
 
@@ -55,6 +56,15 @@ def test_runs_are_shared_between_claims_and_kept(verifying, tmp_path):
     times = {path: path.stat().st_mtime_ns for path in (tmp_path / "cache" / "runs").glob("*/run.json")}
     verifying("T2", "T1")
     assert {path: path.stat().st_mtime_ns for path in times} == times
+
+
+@pytest.mark.slow
+def test_side_by_side_claims_come_to_the_same_and_still_share_runs(verifying, tmp_path):
+    together = verifying("T2", "T1", "T7", workers=2)
+    assert together.code == 1 and [result["id"] for result in together.json] == ["T1", "T2", "T7"]
+    assert len(kept_runs(tmp_path)) == 3
+    for one, other in zip(together.json, verifying("T1", "T2", "T7").json, strict=True):
+        assert (one["verdict"], one["checks"], one["error"]) == (other["verdict"], other["checks"], other["error"])
 
 
 def test_a_claim_may_need_more_than_there_is(verifying, tmp_path):

@@ -18,7 +18,7 @@ def running_median(values: Array, size: int) -> Array:
 def running_mean(values: Array, size: int) -> Array:
     """The mean of the `size` values around each; mirrored at the ends."""
     total = np.append(0.0, np.cumsum(_padded(values, size, "reflect")))
-    return (total[size:] - total[:-size]) / size
+    return np.asarray((total[size:] - total[:-size]) / size)
 
 
 def running_maximum(values: Array, size: int) -> Array:

@@ -68,16 +68,69 @@ def verify(
     seeds: int | None = None,
     cache: str | Path | None = None,
     watch: Watch | None = None,
+    workers: int = 1,
+    plugin_dirs: Sequence[str] = (),
 ) -> Iterator[Result]:
-    """The verdict of each chosen claim as it is found, kept in the cache folder too. `seeds` None: as claims say."""
+    """The verdict of each chosen claim as it is found, kept in the cache folder too. `seeds` None: as claims say.
+
+    With more than one worker, claims are verified side by side in processes, which load the plugins themselves (also
+    those of `plugin_dirs`) and share the cores; a run that two of them need is trained by one while the other waits.
+    """
     if budget not in BUDGETS:
         raise unknown("budget", budget, BUDGETS)
     folder = cache_folder(cache)
-    lab = Lab(host, folder, budget, watch=watch)
-    for claim in chosen:
-        result = verify_claim(claim, lab, seeds)
+    results = (
+        _side_by_side(list(chosen), folder, budget, seeds, workers, plugin_dirs)
+        if workers > 1
+        else _one_by_one(chosen, Lab(host, folder, budget, watch=watch), seeds)
+    )
+    for result in results:
         keep(result, folder)
         yield result
+
+
+def _one_by_one(chosen: Iterable[Chosen], lab: Lab, seeds: int | None) -> Iterator[Result]:
+    for claim in chosen:
+        yield verify_claim(claim, lab, seeds)
+
+
+def _side_by_side(
+    chosen: Sequence[Chosen],
+    folder: Path,
+    budget: str,
+    seeds: int | None,
+    workers: int,
+    plugin_dirs: Sequence[str],
+) -> Iterator[Result]:
+    from concurrent.futures import ProcessPoolExecutor, as_completed
+    from multiprocessing import get_context
+
+    from stagelens.executors import THREAD_VARIABLES, cores
+    from stagelens.executors.local import environment
+
+    threads = max(1, cores() // workers)
+    pool = ProcessPoolExecutor(workers, get_context("spawn"))
+    try:
+        with environment(dict.fromkeys(THREAD_VARIABLES, str(threads))):  # before a worker imports numpy or torch
+            given = [(claim.ref.id, folder, budget, seeds, threads, tuple(plugin_dirs)) for claim in chosen]
+            futures = [pool.submit(_verify_alone, *each) for each in given]
+            for future in as_completed(futures):
+                yield future.result()
+    finally:
+        pool.shutdown(cancel_futures=True)
+
+
+def _verify_alone(
+    id: str, folder: Path, budget: str, seeds: int | None, threads: int, plugin_dirs: Sequence[str]
+) -> Result:
+    """One claim, in a process of its own."""
+    import torch
+
+    from stagelens.host import make_host
+
+    torch.set_num_threads(threads)
+    host = make_host(plugin_dirs)
+    return verify_claim(Chosen(host.claims.owners[id], host.claims[id]), Lab(host, folder, budget), seeds)
 
 
 def verify_claim(chosen: Chosen, lab: Lab, seeds: int | None = None) -> Result:

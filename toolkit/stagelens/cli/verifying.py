@@ -39,6 +39,10 @@ def verify(
         Path | None,
         typer.Option(metavar="DIR", help="Where runs are kept (default: $STAGELENS_CACHE or the user's cache)."),
     ] = None,
+    workers: Annotated[
+        int | None,
+        typer.Option(min=1, help="Claims at a time (default: one per core, or one where there is an accelerator)."),
+    ] = None,
     debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of a claim that raises.")] = False,
     json: Json = False,
 ) -> None:
@@ -58,12 +62,26 @@ def verify(
     chosen = choose(state.host, plugins or [], claim or [])
     results: list[Result] = []
     interrupted = False
-    with _bar(len(chosen)) as (entering, watch):
-        verdicts = verify_claims(entering(chosen), state.host, budget=budget, seeds=seeds, cache=cache, watch=watch)
+    at_a_time = min(workers or _workers(), len(chosen)) or 1
+    with _bar(len(chosen)) as (entering, finished, watch):
+        verdicts = verify_claims(
+            entering(chosen) if at_a_time == 1 else chosen,
+            state.host,
+            budget=budget,
+            seeds=seeds,
+            cache=cache,
+            watch=watch,
+            workers=at_a_time,
+            plugin_dirs=state.plugin_dirs,
+        )
         try:
-            results.extend(verdicts)
+            for result in verdicts:
+                results.append(result)
+                finished(len(results))
         except KeyboardInterrupt:
             interrupted = True
+    order = [claim.ref.id for claim in chosen]
+    results.sort(key=lambda result: order.index(result.id))
     if json:
         output.print_json([result.to_dict() for result in results])
     else:
@@ -76,6 +94,14 @@ def verify(
         raise typer.Exit(INTERRUPTED)
     if any(result.verdict == "error" for result in results):
         raise typer.Exit(1)
+
+
+def _workers() -> int:
+    """One for each core; an accelerator is not shared."""
+    from stagelens.device import resolve_device
+    from stagelens.executors import cores
+
+    return cores() if resolve_device("auto").type == "cpu" else 1
 
 
 def _show(results: list[Result]) -> None:
@@ -129,10 +155,10 @@ Entering = Callable[["list[Chosen]"], "Iterator[Chosen]"]
 
 
 @contextmanager
-def _bar(total: int) -> Iterator[tuple[Entering, Watch | None]]:
+def _bar(total: int) -> Iterator[tuple[Entering, Callable[[int], None], Watch | None]]:
     """A bar of the claims done, with time left, over a bar of the run in hand; on stderr, where a person can see it."""
     if not output.is_terminal():
-        yield iter, None
+        yield iter, lambda number: None, None  # noqa: ARG005
         return
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
@@ -159,6 +185,9 @@ def _bar(total: int) -> Iterator[tuple[Entering, Watch | None]]:
                 yield claim
             show(claims, total, total, "claims")
 
+        def finished(number: int) -> None:
+            show(claims, number, total, bar.tasks[claims].description)
+
         def watch(label: str, step: float, steps: float) -> None:
             nonlocal running
             if label != running or step < bar.tasks[run].completed:
@@ -166,7 +195,7 @@ def _bar(total: int) -> Iterator[tuple[Entering, Watch | None]]:
                 bar.reset(run)
             show(run, step, steps, f"  {label}")
 
-        yield entering, watch
+        yield entering, finished, watch
 
 
 def _left(elapsed: float, done: float, of: float) -> str:

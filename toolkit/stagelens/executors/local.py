@@ -64,7 +64,7 @@ class _Worker:
         self.pipe, theirs = context.Pipe()
         self.threads = threads
         self.process: SpawnProcess = context.Process(target=_serve, args=(theirs,), daemon=True)
-        with _environment(dict.fromkeys(THREAD_VARIABLES, str(threads))):  # before the child imports numpy or torch
+        with environment(dict.fromkeys(THREAD_VARIABLES, str(threads))):  # before the child imports numpy or torch
             self.process.start()
         theirs.close()
         self.started = False
@@ -138,7 +138,7 @@ def _serve(pipe: Connection) -> None:
 
 
 @contextmanager
-def _environment(values: dict[str, str]) -> Iterator[None]:
+def environment(values: dict[str, str]) -> Iterator[None]:
     """Environment variables for the length of a block."""
     before = {name: os.environ.get(name) for name in values}
     os.environ.update(values)
