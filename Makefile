@@ -50,7 +50,7 @@ figures: $(VENV)/.installed
 
 # The notebooks with their outputs, as the docs show them.
 notebooks: $(VENV)/.installed-dev
-	cd docs/notebooks && ../../$(BIN)/python -m jupyter execute --inplace *.ipynb && rm -rf runs my-paper
+	cd docs/notebooks && PYTHONWARNINGS=ignore ../../$(BIN)/python -m jupyter execute --inplace *.ipynb && rm -rf runs my-paper
 
 clean:
 	rm -rf $(VENV) runs site .mypy_cache .ruff_cache .pytest_cache
