@@ -35,7 +35,7 @@ class RecallConfig(TransformerConfig):
     p: float = Field(0.0, description="probability that the query is one of the two repeated tokens")
     d_model: int = Field(64, ge=2, multiple_of=2, description="width of the residual stream")
     d_head: int = Field(16, ge=1, description="width of a head's queries and keys")
-    steps: int = Field(1200, description="training steps")
+    steps: int = Field(1050, description="training steps")
     batch_size: int = Field(96, description="sequences in a training batch")
     lr: float = Field(3e-3, description="learning rate")
     eval_size: int = Field(256, description="sequences in the fixed evaluation batch that the probes see")
