@@ -162,6 +162,11 @@ def test_the_flow_task_records_what_the_theorem_speaks_of(tmp_path):
     assert np.ptp(done.timeline.scalar("conserved/w_Q^2 - w_K^2")[1]) < 1e-9
 
 
+def test_the_flow_falls_in_the_two_named_drops(tmp_path):
+    stages = run("rich/flow", runs=tmp_path, report=False).stages()
+    assert [stage.name for stage in stages if stage.kind == "transition"] == ["partial learning", "emergence"]
+
+
 def test_the_first_layer_flow_grows_like_log_time(tmp_path):
     done = run("rich/flow", settings={"system": "first-layer"}, runs=tmp_path, report=False)
     t, p = done.timeline.scalar("p_first")
