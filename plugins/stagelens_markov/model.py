@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import pad
 from transformer_lens import HookedRootModule
 from transformer_lens.hook_points import HookPoint
 
@@ -44,7 +45,9 @@ class MinimalAttention(nn.Module):
         scores = self.hook_attn_scores(self.scores(tokens, hidden))
         pattern = self.hook_pattern(scores.softmax(-1))
         v = self.hook_v(self.values(tokens).transpose(1, 2)).transpose(1, 2)  # [batch, head, key, outcome]
-        z: Tensor = self.hook_z((pattern @ v).transpose(1, 2))
+        d = v.shape[-1]
+        v = pad(v, (0, -d % 4))  # else a head's matrices are aligned unlike another's, and some processors round them so
+        z: Tensor = self.hook_z((pattern @ v)[..., :d].transpose(1, 2))
         return z.sum(2)
 
     def scores(self, tokens: Tensor, hidden: Tensor) -> Tensor:

@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stagelens._filters import running_maximum, running_mean, running_median
+from stagelens._onemove import second_gain
 
 Array = NDArray[np.float64]
 Indices = NDArray[np.intp]
@@ -25,9 +26,9 @@ LEAST_POINTS = 3  # on a plateau
 DRIFT = 0.015  # of the range: what a plateau falls or rises by, when nothing else is known
 SLOPING = 0.25  # of the steps beside it: what a plateau falls or rises by at most
 SHORTER = 0.2  # of the distance between its neighbours: what a transition takes at most when it is in doubt
-# In units of chi square: the cost of a piece, of a ramp, of a ramp as long as the curve; and what a step beside a
-# greater one, and what all stages together, must explain that a curve which only slows down does not.
-PIECE, RAMP, LONG, STEP, DECAY = 3.0, 9.0, 100.0, 5.0, 10.0
+# In units of chi square: the cost of a piece, of a ramp, of a ramp as long as the curve; what a second move must
+# explain that one move does not; what it, and all stages together, must that a curve which only slows down does not.
+PIECE, RAMP, LONG, SECOND, STEP, DECAY = 3.0, 9.0, 100.0, 9.0, 1.0, 10.0
 
 
 def noise(u: Array, v: Array) -> Array:
@@ -138,12 +139,16 @@ def moves(curve: Pieces, t: Array, min_drop: float, significance: float) -> Move
     is_decay = decay_misfit(t, curve.v, curve.s) < stepwise
     plateaus = whole if is_decay else curve.plateaus() or whole
     found = _measure(curve, plateaus)
+    known: dict[tuple[Span, ...], float] = {}
     while len(found.ats):
         # What is too small for the caller is left out last: only then is it known how big each is.
-        if (weakest := found.weakest(min(min_drop, 0.01), min(significance, 3.0))) is not None:
+        least = min(min_drop, 0.01), min(significance, 3.0)
+        if (weakest := found.weakest(*least, overshoots=False)) is not None:
             plateaus = _joined(plateaus, weakest - found.cut[0], len(t))
-        elif (tail := _tail(curve, plateaus, found)) is not None:
+        elif (tail := _tail(curve, plateaus, found, known)) is not None:
             plateaus = plateaus[:tail] + plateaus[tail + 1 :] or whole
+        elif (weakest := found.weakest(*least)) is not None:
+            plateaus = _joined(plateaus, weakest - found.cut[0], len(t))
         else:
             break
         found = _measure(curve, plateaus)
@@ -163,11 +168,11 @@ def _joined(plateaus: list[Span], i: int, n: int) -> list[Span]:
     return [*plateaus[: max(i, 0)], (first, last), *plateaus[i + 2 :]]
 
 
-def _tail(curve: Pieces, plateaus: list[Span], found: Moves) -> int | None:
-    """The plateau that is the least of one, if any is none: if it is but part of a slow end or beginning of a move.
+def _tail(curve: Pieces, plateaus: list[Span], found: Moves, known: dict[tuple[Span, ...], float]) -> int | None:
+    """The plateau that is the least of one, if any is none: if the moves beside it are but one.
 
-    Two moves in one direction, with a plateau between them, may be one: the second step the tail of the first, or the
-    first the head of the second. So a step has to explain what a curve that slows down towards it does not.
+    Two moves in one direction may be one: the second step the tail of the first, or the first the head of the second.
+    `known` keeps what has been found of a plateau and its neighbours.
     """
     n, gains = len(curve.u), {}
     for k in range(1 - found.cut[0], len(plateaus) - 1 + found.cut[1]):
@@ -180,15 +185,32 @@ def _tail(curve: Pieces, plateaus: list[Span], found: Moves) -> int | None:
             continue
         before = plateaus[k - 1] if k > 0 else (0, 1)
         after = plateaus[k + 1] if k + 1 < len(plateaus) else (n - 1, n)
-        first, last = plateaus[k]
-        tail = np.arange(max(first - 1, 0), after[1])
-        head = np.arange(before[0], min(last + 1, n))[::-1]
-        gains[k] = min(
-            _gain(curve, tail, sum(after) // 2, found.done(i + 1, curve.u[tail]), 0.1 * pair.sum()),
-            _gain(curve, head, sum(before) // 2, 1 - found.done(i, curve.u[head]), 0.1 * pair.sum()),
-        )
+        spans = before, plateaus[k], after
+        if spans not in known:
+            known[spans] = _worth(curve, spans, found, i, SHORTER * (around[i + 1] - around[i]))
+        gains[k] = known[spans]
     least = min(gains, key=lambda k: gains[k], default=None)
-    return least if least is not None and gains[least] < STEP else None
+    return least if least is not None and gains[least] < 1 else None
+
+
+def _worth(curve: Pieces, spans: tuple[Span, Span, Span], found: Moves, i: int, longest: float) -> float:
+    """What the plateau between moves i and i + 1 explains, of what it has to: by two tests, the lesser counts.
+
+    `longest`: what both moves take at most if they are one.
+    """
+    before, (first, last), after = spans
+    drops = found.drops[i : i + 2]
+    drift = 0.1 * float(np.abs(drops).sum())
+    tail = np.arange(max(first - 1, 0), after[1])
+    head = np.arange(before[0], min(last + 1, len(curve.u)))[::-1]
+    bend = min(
+        _gain(curve, tail, sum(after) // 2, found.done(i + 1, curve.u[tail]), drift),
+        _gain(curve, head, sum(before) // 2, 1 - found.done(i, curve.u[head]), drift),
+    )
+    if bend < STEP:
+        return bend / STEP
+    second = second_gain(curve.u, curve.v, curve.s, list(spans), found.ats[i : i + 2], drops, longest)
+    return min(bend / STEP, second / SECOND)
 
 
 def _gain(curve: Pieces, points: Indices, until: int, done: Array, drift: float) -> float:
@@ -255,13 +277,13 @@ class Moves:
         """How far move i has come at the places u, from 0 to 1."""
         return np.asarray(np.clip((u - self.starts[i]) / max(self.ends[i] - self.starts[i], 1e-9), 0.0, 1.0))
 
-    def weakest(self, min_drop: float, significance: float) -> int | None:
-        """The move that is the least of one, if there is any that is none."""
+    def weakest(self, min_drop: float, significance: float, overshoots: bool = True) -> int | None:
+        """The move that is the least of one, if there is any that is none; with `overshoots`, such a one is none."""
         if len(self.ats) == 0:
             return None
         least = np.maximum(significance * np.hypot(self.errors[1:], self.errors[:-1]), min_drop)
         score = np.abs(self.drops) / np.maximum(least, 1e-12)
-        score[self._overshoots()] = 0.0
+        score[self._overshoots() if overshoots else []] = 0.0
         score[:1] *= not (self.cut[0] and self.points[0] < 2)
         score[-1:] *= not (self.cut[1] and self.points[-1] < 2)
         return int(np.argmin(score)) if score.min() <= 1 else None
