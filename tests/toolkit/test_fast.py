@@ -89,11 +89,21 @@ def assert_near(found: dict[str, Tensor], expected: dict[str, Tensor]) -> None:
 
 @settings(max_examples=60, deadline=None, derandomize=True)
 @given(
-    architecture=architectures(), length=st.integers(1, 7), dtype=st.sampled_from([*TOLERANCE]), training=st.booleans()
+    architecture=architectures(),
+    length=st.integers(1, 7),
+    short=st.sampled_from([0, 128]),
+    dtype=st.sampled_from([*TOLERANCE]),
+    training=st.booleans(),
 )
 def test_logits_and_gradients_are_transformer_lens_own(
-    architecture: dict[str, object], length: int, dtype: torch.dtype, training: bool
+    architecture: dict[str, object], length: int, short: int, dtype: torch.dtype, training: bool
 ) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(fast, "SHORT", short)  # by the fused kernel, or by products
+        compare(architecture, length, dtype, training)
+
+
+def compare(architecture: dict[str, object], length: int, dtype: torch.dtype, training: bool) -> None:
     if training:
         architecture["dropout"] = 0.0  # its masks differ; see below
     model = randomize(build_transformer(**architecture, dtype=dtype)).train(training)

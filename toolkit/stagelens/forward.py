@@ -19,6 +19,7 @@ from transformer_lens import components as lens
 from stagelens import _components as ours
 
 DTYPES = (torch.float32, torch.float64)
+SHORT = 128  # positions: on a CPU, up to here products are faster than the fused kernel
 EMBEDDINGS = (lens.Embed, ours.LinearEmbed)
 POSITIONS = (lens.PosEmbed, ours.SinusoidalPositions)
 ATTENTIONS = (lens.Attention, ours.Attention)
@@ -126,27 +127,33 @@ def _attention(attn: Any, x: Tensor, batch: int, length: int) -> Tensor:
     weight = torch.cat((attn.W_Q, attn.W_K, attn.W_V)).transpose(0, 1).flatten(1)  # [d_model, 3 * head * d_head]
     bias = torch.cat((attn.b_Q, attn.b_K, attn.b_V)).flatten()
     packed = torch.addmm(bias, x, weight).view(batch, length, 3, heads, d_head)
-    q, k, v = (part.transpose(1, 2) for part in packed.unbind(2))  # [batch, head, pos, d_head]
-    z = _attended(attn, q, k, v).transpose(1, 2)  # [batch, pos, head, d_head]
+    z = _attended(attn, packed.permute(2, 0, 3, 1, 4)).transpose(1, 2)  # [batch, pos, head, d_head]
     out = torch.addmm(attn.b_O, z.reshape(batch * length, heads * d_head), attn.W_O.flatten(0, 1))
     return _dropped(attn, "out_dropout", out)
 
 
-def _attended(attn: Any, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    """What each query [batch, head, pos, d_head] reads of the values.
+def _attended(attn: Any, packed: Tensor) -> Tensor:
+    """What the queries read of the values, [batch, head, pos, d_head]. packed: q, k, v, each of that shape.
 
-    The fused kernel has neither dropout nor a trained bias on the CPU, and can be differentiated once: a second
-    derivative (of a model in evaluation mode) and the transforms of `torch.func` take the formula.
+    The fused kernel is for long sequences and other devices: on a CPU the products are faster while the pattern is
+    small. There it has neither dropout nor a trained bias, and it can be differentiated once: a second derivative (of
+    a model in evaluation mode) and the transforms of `torch.func` take the products.
     """
+    _, batch, heads, length, _ = packed.shape
     slopes, rate = getattr(attn, "alibi_slope", None), _rate(attn, "pattern_dropout")
     scale, causal = 1 / float(attn.attn_scale), attn.cfg.attention_dir == "causal"
     window = attn.cfg.window_size if causal and attn.attn_type == "local" else None
     once = attn.training or not torch.is_grad_enabled()
-    if slopes is None and not rate and once and not torch._C._are_functorch_transforms_active():
-        bias = None if window is None else _bias(q, None, causal, window)
-        return F.scaled_dot_product_attention(q, k, v, bias, is_causal=causal and window is None, scale=scale)
-    scores = (scale * q) @ k.mT + _bias(q, slopes, causal, window)  # [batch, head, query, key]
-    return F.dropout(scores.softmax(-1), rate) @ v
+    large = length > SHORT or packed.device.type != "cpu"
+    if large and slopes is None and not rate and once and not torch._C._are_functorch_transforms_active():
+        bias = None if window is None else _bias(packed, None, causal, window)
+        return F.scaled_dot_product_attention(*packed, bias, is_causal=causal and window is None, scale=scale)
+    bias = _bias(packed, slopes, causal, window)
+    if slopes is not None:
+        bias = bias.expand(batch, *bias.shape).flatten(0, 1)
+    q, k, v = packed.flatten(1, 2)  # [batch * head, pos, d_head]
+    pattern = torch.baddbmm(bias, q, k.mT, alpha=scale).softmax(-1)
+    return (F.dropout(pattern, rate) @ v).unflatten(0, (batch, heads))
 
 
 def _bias(q: Tensor, slopes: Tensor | None, causal: bool, window: int | None) -> Tensor:
