@@ -47,6 +47,7 @@ figures: $(VENV)/.installed
 	$(RUN) sweep emergence/flow --grid T=log:64:4096:7 --grid d=16,64,256 --measure plateau_length --fit T,d \
 	  --runs runs/figures --name plateau
 	cp runs/figures/sweeps/plateau/figures/law.png docs/images/sweep.png
+	$(BIN)/python docs/claims_picture.py
 
 # The notebooks with their outputs, as the docs show them.
 notebooks: $(VENV)/.installed-dev
