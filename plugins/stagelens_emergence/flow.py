@@ -34,7 +34,7 @@ class ReducedConfig(FlowConfig):
     scores: Literal["joint", "each"] = Field(
         "joint", description="joint: Delta a moves by its gradient (Eqs. 14, 20); each: every score does (Eq. 2)"
     )
-    w_init: float = Field(0.0, description="w at the start")
+    w_init: float = Field(0.0, ge=-1000, le=1000, description="w at the start")
     until: Literal["time", "plateau"] = Field("time", description="whether the end of the plateau ends the flow")
     time: float = Field(1.0, description="end of the integration; where none is given, five plateaus")
     points: int = Field(200, description="times at which the flow is recorded")

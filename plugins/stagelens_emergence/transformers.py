@@ -24,7 +24,7 @@ Optimizer = Literal["adam", "sgd"]
 class TransformerConfig(TaskConfig):
     """The transformer's sizes and its optimizer; B.3 varies `layers`, `heads` and `optimizer`."""
 
-    layers: int = Field(2, ge=1, description="layers, each attention and an MLP")
+    layers: int = Field(2, ge=1, le=1000, description="layers, each attention and an MLP")
     heads: int = Field(4, ge=1, description="heads of a layer")
     d_model: int = Field(32, ge=2, multiple_of=2, description="width of the residual stream")
     d_head: int = Field(8, ge=1, description="width of a head's queries and keys")

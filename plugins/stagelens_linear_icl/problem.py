@@ -31,6 +31,7 @@ from stagelens_linear_icl.probe import learned
 
 Spectrum = tuple[float, ...] | tuple[tuple[float, ...], ...] | str
 FORMS = "give D eigenvalues (0.4,0.3,0.2,0.1), a power law (power:1), or a matrix ([[2,1],[1,2]])"
+STEEPEST, LARGEST = 20, 1e6  # of power laws, and of what a covariance holds
 JUST_LEARNED = 0.9  # of an eigenvector: t_d of Fig. 6, when the loss has just undergone the d-th drop
 AT_REST = 0.005 ** (1 / 3)  # of a head's value where it settles: the loss has moved by 1% of the coming drop
 
@@ -44,7 +45,7 @@ class ProblemConfig(Config):
     R: int = Field(1, ge=1, description="rank of keys and queries")
     spectrum: Spectrum = Field((0.4, 0.3, 0.2, 0.1), description="eigenvalues of Lambda, power:exponent, or Lambda")
     eigenvectors: int = Field(0, ge=0, description="seed of Lambda's eigenvectors")
-    w_init: float = Field(0.1, gt=0, description="size of the initial weights (Eq. 20)")
+    w_init: float = Field(0.1, gt=0, le=1000, description="size of the initial weights (Eq. 20)")
     loss: Literal["query", "next-token"] = Field("query", description="scored: y_q, or every y but the first (Eq. 9)")
 
     @field_validator("spectrum", mode="before")
@@ -58,6 +59,8 @@ class ProblemConfig(Config):
         numbers = values.astype(float)
         if numbers.ndim == 1 and not (numbers > 0).all():
             raise ValueError(f"the eigenvalues of a covariance are positive; {FORMS}")
+        if not (np.abs(numbers) <= LARGEST).all():
+            raise ValueError(f"the covariance should be of size 1, and at most {LARGEST:g}; {FORMS}")
         if numbers.ndim == 2:
             _check_matrix(numbers)
         return given
@@ -83,8 +86,8 @@ def _power_law(text: str) -> str:
         steep = float(exponent)
     except ValueError:
         steep = np.nan
-    if name != "power" or not np.isfinite(steep):
-        raise ValueError(FORMS)
+    if name != "power" or not abs(steep) <= STEEPEST:
+        raise ValueError(f"{FORMS}; the exponent of a power law lies between -{STEEPEST} and {STEEPEST}")
     return text
 
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter
+from itertools import chain
 from typing import Literal
 
 from pydantic import Field, field_validator, model_validator
 
 from stagelens import TaskConfig
+from stagelens_markov.data import check_importance
 
 Intervals = tuple[tuple[int, ...], ...]
 
@@ -40,12 +42,14 @@ class MarkovConfig(TaskConfig):
         if not lags or any(not interval for interval in intervals):
             raise ValueError("every interval needs at least one lag, for example [[1,2],[3,4],[5,6]]")
         wanted = range(1, max(lags) + 1)
-        wrong = [f"lag {lag} is given {count} times" for lag, count in lags.items() if count > 1]
-        wrong += [f"there is no lag {lag}" for lag in lags if lag < 1]
-        wrong += [f"lag {lag} is missing" for lag in wanted if lag not in lags]
-        if wrong:
-            share = f"the intervals must share out the lags 1..{max(wanted, default=1)} without overlap or gap"
-            raise ValueError(f"{share}; {wrong[0]}")
+        wrong = chain(
+            (f"lag {lag} is given {count} times" for lag, count in lags.items() if count > 1),
+            (f"there is no lag {lag}" for lag in lags if lag < 1),
+            (f"lag {lag} is missing" for lag in wanted if lag not in lags),
+        )
+        if first := next(wrong, ""):
+            share = f"the intervals must share out the lags 1..{max(wanted[-1:], default=1)} without overlap or gap"
+            raise ValueError(f"{share}; {first}")
         return intervals
 
     @model_validator(mode="after")
@@ -64,6 +68,7 @@ class MarkovConfig(TaskConfig):
                 )
         if self.context and self.window:
             raise ValueError("context and window both restrict what the model sees; give one of them")
+        check_importance(self.m, self.b0, self.h)
         return self
 
     @property

@@ -7,10 +7,13 @@ and this is Table 4's way.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import log10
 
 import torch
 from torch import Tensor
 from torch.nn.functional import embedding_bag
+
+DECADES = 6  # the importance of an interval lies this far from 1 at most
 
 
 @dataclass(frozen=True)
@@ -46,6 +49,16 @@ def make_process(
 def importance(m: float, b0: float, h: int) -> list[float]:
     """m_k = m^(h-k) b0 for k = 1..h (section B)."""
     return [b0 * m ** (h - k) for k in range(1, h + 1)]
+
+
+def check_importance(m: float, b0: float, h: int) -> None:
+    """Raises ValueError where the importance of the first or of the last interval is beyond what can be computed."""
+    least, most = sorted([log10(b0), log10(b0) + (h - 1) * log10(m)])
+    if least < -DECADES or most > DECADES:
+        raise ValueError(
+            f"m={m:g} and b0={b0:g} spread the importance of h={h} intervals over 1e{least:.0f}..1e{most:.0f}; "
+            f"give values that keep it within 1e-{DECADES}..1e{DECADES}"
+        )
 
 
 def lag_tables(process: Process, first: int | None = None) -> Tensor:

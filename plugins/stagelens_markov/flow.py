@@ -14,7 +14,7 @@ from stagelens.config import Config, FlowConfig
 from stagelens.flow import Floats, State
 from stagelens.seeds import derive
 from stagelens_markov import theory
-from stagelens_markov.data import importance
+from stagelens_markov.data import check_importance, importance
 
 PARTED = 0.1  # a head's distance from the flow of heads that are all alike
 HALF = 1 - 0.5**0.5  # the share of a feature at which half of its loss is gone
@@ -28,7 +28,9 @@ class MarkovFlowConfig(FlowConfig):
     T: int = Field(40, ge=1, description="number of positions")
     m: float = Field(1.7, gt=0, description="importance ratio of neighbouring features")
     b0: float = Field(10.0, gt=0, description="importance of the last feature")
-    noise: float = Field(0.0, ge=0, description="E|xi|^2 of the noise on the target, which adds half of it to the loss")
+    noise: float = Field(
+        0.0, ge=0, le=1e6, description="E|xi|^2 of the noise on the target, which adds half of it to the loss"
+    )
     eps: float = Field(1e-6, ge=0, description="variance of the initial attention around 1/T")
     system: Literal["full", "symmetric"] = Field("full", description="heads of their own, or all alike (Theorem 1)")
     start: Literal["even", "ordered"] = Field("even", description="V = 0 and even attention, or any that fulfil Eq. 6")
@@ -37,6 +39,7 @@ class MarkovFlowConfig(FlowConfig):
 
     @model_validator(mode="after")
     def _fits(self) -> MarkovFlowConfig:
+        check_importance(self.m, self.b0, self.h)
         if self.h > self.T:
             raise ValueError(f"h={self.h} features need a position each, and T={self.T}; give T of at least h")
         if 5 * self.eps**0.5 * self.T > 1:

@@ -21,15 +21,19 @@ DOUBLE = 8  # bytes of a number
 class RecallFlowConfig(FlowConfig):
     """`system` full: w and beta of every head; first-jump: alpha and beta of head 1 alone (Theorem 3.1c)."""
 
-    order: int = Field(4, ge=2, description="k: tokens in a permutation")
+    order: int = Field(4, ge=2, le=100, description="k: tokens in a permutation")
     responses: int = Field(4, ge=2, description="|R|: possible responses")
     heads: int = Field(0, ge=0, description="heads of the first layer; 0: k - 1, as many as must match")
     betas: tuple[float, ...] = Field((), description="beta_h at the start, all >= 0; none: 0.1, 0.03, ...")
     system: Literal["full", "first-jump"] = Field("full", description="which equations are integrated")
     learned: int = Field(0, ge=0, description="the first heads that start out learned: I_h of A.6, h = learned + 1")
-    learned_score: float = Field(40.0, gt=0, description="c: what a match of a learned head adds to a score (A.6)")
+    learned_score: float = Field(
+        40.0, gt=0, le=500, description="c: what a match of a learned head adds to a score (A.6)"
+    )
     blind: bool = Field(False, description="whether the other heads cannot see the tokens of learned heads")
-    rate: float = Field(1.0, gt=0, description="factor on Xi in the first-jump system; Eq. 4 of the paper says 2")
+    rate: float = Field(
+        1.0, gt=0, le=1e6, description="factor on Xi in the first-jump system; Eq. 4 of the paper says 2"
+    )
     time: float = Field(8000.0, gt=0, description="end of the integration")
     method: Literal["LSODA", "RK45", "RK23", "DOP853", "Radau", "BDF"] = Field("DOP853", description="of solve_ivp")
     rtol: float = Field(1e-10, gt=0, description="relative tolerance")

@@ -6,6 +6,8 @@ from collections.abc import Callable, Sequence
 
 from stagelens import Prediction
 
+SMALLEST, LARGEST = 1e-30, 1e3  # of a beta that is not 0
+
 
 def default_betas(heads: int) -> tuple[float, ...]:
     """0.1, 0.03, 0.009, ...: small and well apart."""
@@ -24,6 +26,8 @@ def check_heads(order: int, heads: int, betas: tuple[float, ...]) -> None:
         )
     if any(beta < 0 for beta in betas):
         raise ValueError(f"betas {list(betas)}: beta counts by its square; give numbers from 0 up")
+    if any(beta and not SMALLEST <= beta <= LARGEST for beta in betas):
+        raise ValueError(f"betas {list(betas)}: give 0, or numbers from {SMALLEST:g} to {LARGEST:g}")
 
 
 def learning_order(betas: Sequence[float], order: int) -> list[tuple[int, ...]]:

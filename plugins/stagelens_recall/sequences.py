@@ -25,7 +25,7 @@ from stagelens_recall.tasks import BYTES, Loss
 class SequenceConfig(TaskConfig):
     """What the models on sampled sequences have in common."""
 
-    order: int = Field(4, ge=2, description="k: tokens in a permutation")
+    order: int = Field(4, ge=2, le=100, description="k: tokens in a permutation")
     responses: int = Field(4, ge=2, description="|R|: possible responses")
     heads: int = Field(0, ge=0, description="heads of the first layer; 0: k")
     loss: Loss = Field("cross-entropy", description="1 - p_r or -log p_r, of the right response r")

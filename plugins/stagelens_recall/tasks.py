@@ -42,7 +42,7 @@ BYTES = 4  # of a number
 class SimplifiedConfig(TaskConfig):
     """The simplified model. `batch_size` and `eval_size` count only where `sampled` is set."""
 
-    order: int = Field(4, ge=2, description="k: tokens in a permutation")
+    order: int = Field(4, ge=2, le=100, description="k: tokens in a permutation")
     responses: int = Field(4, ge=2, description="|R|: possible responses")
     heads: int = Field(0, ge=0, description="heads of the first layer; 0: k - 1, as many as must match")
     betas: tuple[float, ...] = Field(

@@ -31,7 +31,9 @@ class RichFlowConfig(Mixture, FlowConfig):
 
     tokens: Tokens = Field("gaussian", description="tokens of the closed form: gaussian (Eq. 10) or boolean")
     system: Literal["four", "five", "first-layer"] = Field("four", description="which parameters move")
-    imbalance: float = Field(0.0, gt=-1, description="with system=five, w_Q starts at (1 + imbalance) sigma_init")
+    imbalance: float = Field(
+        0.0, gt=-1, le=1000, description="with system=five, w_Q starts at (1 + imbalance) sigma_init"
+    )
     time: float = Field(0.0, description="end of the integration; unless given, 3 times the T_III that theory expects")
     points: int = Field(800, description="times at which the flow is recorded")
     rtol: float = Field(1e-10, description="relative tolerance")

@@ -12,6 +12,7 @@ from stagelens_rich.theory import PhaseTimes, Setting, Tokens
 
 DOMAIN = 0.7  # of w*: the closed form needs 4 w*^4 < 1
 SHORTEST = 5
+SMALLEST = 1e-35  # of sigma_init: what is learned from it grows from sigma_init^2
 
 
 class Mixture(Config):
@@ -36,6 +37,8 @@ class Mixture(Config):
     def _above_zero(cls, value: float) -> float:
         if value <= 0:
             raise ValueError("it should be above 0: give for example 1 for alpha_star, 0.01 for sigma_init")
+        if value < SMALLEST:
+            raise ValueError(f"its square is beyond what can be computed: give at least {SMALLEST:g}")
         return value
 
     @field_validator("w_star")

@@ -18,13 +18,27 @@ class Weights:
     """The attention of the queries that count: those that the task scores and that see at least two keys."""
 
     values: Tensor  # [batch, head, query, key], rows sum to 1
-    visible: Tensor  # bool [query, key]
-    query: Tensor  # [query], the position of each
+    queries: Queries
 
     @property
-    def count(self) -> Tensor:
-        """How many keys each query sees, [query]."""
-        return self.visible.sum(-1)
+    def visible(self) -> Tensor:
+        """bool [query, key]"""
+        return self.queries.visible
+
+    @property
+    def query(self) -> Tensor:
+        """[query], the position of each."""
+        return self.queries.position
+
+
+@dataclass(frozen=True)
+class Queries:
+    """The queries of a pattern that count, and what they see."""
+
+    rows: slice | Tensor  # of the pattern
+    visible: Tensor  # bool [query, key]
+    position: Tensor  # [query]
+    log_count: Tensor  # [query], of the number of keys that each sees
 
 
 def wide(tensor: Tensor) -> Tensor:
@@ -45,11 +59,9 @@ def normalized(pattern: Tensor, visible: Tensor) -> Tensor:
     """
     size = wide(pattern).abs().masked_fill_(~visible, 0.0)  # abs makes the copy that the rest works on in place
     total = size.sum(-1, keepdim=True)  # [..., query, 1]
-    nothing = total == 0
-    if nothing.any():
-        size = torch.where(nothing, visible.to(size.dtype), size)
-        total = torch.where(nothing, visible.sum(-1, keepdim=True).to(size.dtype), total)
-    return size.div_(total)
+    alike = visible.to(size.dtype)  # [query, key]
+    nothing = (total == 0).to(size.dtype)
+    return size.addcmul_(nothing, alike).div_(total + nothing * alike.sum(-1, keepdim=True))
 
 
 def visible_weights(pattern: Tensor, site: Site, scene: Scene) -> Weights:
@@ -58,6 +70,12 @@ def visible_weights(pattern: Tensor, site: Site, scene: Scene) -> Weights:
 
 
 def _visible_weights(pattern: Tensor, site: Site, scene: Scene) -> Weights:
+    key = ("queries", site.name, pattern.shape[-2:], pattern.device)
+    queries = scene.constant(key, lambda: _queries(pattern, site, scene))
+    return Weights(normalized(pattern[:, :, queries.rows], queries.visible), queries)
+
+
+def _queries(pattern: Tensor, site: Site, scene: Scene) -> Queries:
     n_query, n_key = pattern.shape[-2:]
     visible = scene.visible(pattern, site.layer)  # [query, key]
     first = n_key - n_query  # with fewer queries than keys, the last query stands at the last key
@@ -68,8 +86,9 @@ def _visible_weights(pattern: Tensor, site: Site, scene: Scene) -> Weights:
         raise DoesNotApply(f"no scored query of {site.name!r} sees two keys; its shape is {tuple(pattern.shape)}")
     chosen = _index(rows, pattern.device)
     visible = visible[chosen]
-    query = torch.arange(first, n_key, device=pattern.device)[chosen]
-    return Weights(normalized(pattern[:, :, chosen], visible), visible, query)
+    position = torch.arange(first, n_key, device=pattern.device)[chosen]
+    count = visible.sum(-1).to(wide(pattern).dtype)
+    return Queries(chosen, visible, position, count.log())
 
 
 def _index(rows: list[int], device: torch.device) -> slice | Tensor:

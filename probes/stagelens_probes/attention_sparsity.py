@@ -22,7 +22,7 @@ def sparsity_measures(weights: Weights) -> Tensor:
     a = weights.values
     log_a = a.clamp(min=torch.finfo(a.dtype).tiny).log_()  # 0 log 0 = 0; several times faster than special.entr
     entropy = -log_a.mul_(a).sum(-1)  # [batch, head, query]
-    sparsity = 1 - entropy / weights.count.to(entropy.dtype).log()
+    sparsity = 1 - entropy / weights.queries.log_count
     measures = torch.stack([entropy, entropy.exp(), a.amax(-1), sparsity], dim=-1)
     return measures.mean(dim=(0, 2))
 
@@ -39,6 +39,7 @@ class AttentionSparsity(Probe):
     title = "how few keys a head attends to"
     gives = ("entropy", "effective_keys", "top_mass", "sparsity")
     hooks = (PATTERN,)
+    stacks = True
 
     def reduce(self, activation: Tensor, site: Site, scene: Scene) -> Tensor:
         return layer_sparsity(activation, site, scene)

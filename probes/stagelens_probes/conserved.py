@@ -13,15 +13,15 @@ from stagelens.probing import Reduced
 from stagelens.scene import Scene
 
 
-def named_numbers(quantities: Mapping[str, Tensor]) -> dict[str, float]:
-    """One entry per number: `name` for a scalar, `name[i,j]` for the entries of an array."""
-    numbers: dict[str, float] = {}
-    for name, value in quantities.items():
-        array = torch.as_tensor(value).detach().cpu().double()
-        for index in product(*map(range, array.shape)):
-            label = f"{name}[{','.join(map(str, index))}]" if index else name
-            numbers[label] = float(array[index])
-    return numbers
+def named_numbers(quantities: Mapping[str, Tensor]) -> tuple[list[str], Tensor]:
+    """A name for each number, `name` for a scalar, `name[i,j]` for the entries of an array; and the numbers."""
+    arrays = {name: torch.as_tensor(value).detach().cpu().double() for name, value in quantities.items()}
+    names = [
+        f"{name}[{','.join(map(str, index))}]" if index else name
+        for name, array in arrays.items()
+        for index in product(*map(range, array.shape))
+    ]
+    return names, torch.cat([array.flatten() for array in arrays.values()])
 
 
 class Conserved(Probe):
@@ -30,6 +30,7 @@ class Conserved(Probe):
     name = "conserved"
     title = "the task's conserved quantities and their drift"
     gives = ("value", "drift")
+    stacks = True
 
     def applies(self, scene: Scene) -> str | None:
         if scene.conserved is None or not scene.conserved(scene.model):
@@ -38,10 +39,9 @@ class Conserved(Probe):
 
     def readings(self, reduced: Reduced, scene: Scene) -> Iterable[Reading]:  # noqa: ARG002
         assert scene.conserved is not None  # applies() saw to it
-        numbers = named_numbers(scene.conserved(scene.model))
-        value = torch.tensor(list(numbers.values()), dtype=torch.float64)  # [quantity]
+        names, value = named_numbers(scene.conserved(scene.model))  # [quantity]
         first = self.state.setdefault("first", value.clone()).to(value)
         drift = (value - first).abs() / torch.where(first == 0, 1.0, first.abs())
-        coords = {"quantity": list(numbers)}
+        coords = {"quantity": names}
         yield Reading("value", value, ("quantity",), coords)
         yield Reading("drift", drift, ("quantity",), coords)

@@ -37,31 +37,34 @@ def overlap(mass: Tensor) -> Tensor:
     return (1 - jensen_shannon(share[first], share[second])).mean()
 
 
-def coverage(leader: Tensor, n_groups: int) -> float:
+def coverage(leader: Tensor, n_groups: int) -> Tensor:
     """leader [head], the group each head attends to most -> distinct leading groups / min(heads, groups).
 
     A head that leads no group (its leader is the rest, `n_groups`) covers none.
     """
-    leading = {group for group in leader.tolist() if group < n_groups}
-    return len(leading) / min(len(leader), n_groups)
+    led = (leader[:, None] == torch.arange(n_groups, device=leader.device)).any(0)  # [group]
+    return led.sum() / min(len(leader), n_groups)
 
 
-def phase(sparsity: Tensor, shared: Tensor) -> float:
+def phase(sparsity: Tensor, shared: Tensor) -> Tensor:
     """Mean sparsity and overlap of a layer's heads -> index into PHASES; nan for a single head."""
-    if shared.isnan():
-        return torch.nan
-    if sparsity < DIFFUSE_BELOW:
-        return 0.0
-    return 1.0 if shared > COMPETITIVE_ABOVE else 2.0
+    index = torch.where(shared > COMPETITIVE_ABOVE, 1.0, 2.0) * (sparsity >= DIFFUSE_BELOW)
+    return torch.where(shared.isnan(), torch.nan, index)
 
 
-def group_mass(weights: Weights, scene: Scene) -> Tensor:
+def group_mass(weights: Weights, site: Site, scene: Scene) -> Tensor:
     """[head, group]: mean attention on each of the task's groups and, last, on keys of no group."""
+    mean = weights.values.mean(0)  # [head, query, key]
+    key = ("groups", site.name, mean.shape, mean.dtype, mean.device)
+    masks = scene.constant(key, lambda: _group_masks(weights, scene).to(mean.dtype))
+    return mean.flatten(1) @ masks / len(weights.query)
+
+
+def _group_masks(weights: Weights, scene: Scene) -> Tensor:
+    """[query * key, group]: which keys belong to each of the task's groups and, last, to none."""
     n_key = weights.visible.shape[-1]
     masks = torch.stack([g.mask(n_key, n_key, weights.query.device) for g in scene.groups.values()])
-    masks = torch.cat([masks, ~masks.any(0, keepdim=True)])[:, weights.query]  # [group, query, key]
-    mean = weights.values.mean(0)  # [head, query, key]
-    return mean.flatten(1) @ masks.to(mean.dtype).flatten(1).T / len(weights.query)
+    return torch.cat([masks, ~masks.any(0, keepdim=True)])[:, weights.query].flatten(1).T
 
 
 def lowest_lag(n_key: int, scene: Scene) -> int:
@@ -86,6 +89,7 @@ class HeadSpecialization(Probe):
     title = "whether heads compete for one group of keys or share the groups out"
     gives = ("mass", "leader", "overlap", "coverage", "phase")
     hooks = (PATTERN,)
+    stacks = True
 
     def applies(self, scene: Scene) -> str | None:
         if getattr(getattr(scene.model, "cfg", None), "n_heads", 2) < 2:
@@ -95,7 +99,7 @@ class HeadSpecialization(Probe):
     def reduce(self, activation: Tensor, site: Site, scene: Scene) -> tuple[Tensor, Tensor]:
         """-> mass [head, group] and mean sparsity (a number)."""
         weights = visible_weights(activation, site, scene)
-        mass = group_mass(weights, scene) if scene.groups else lag_mass(weights, scene)
+        mass = group_mass(weights, site, scene) if scene.groups else lag_mass(weights, scene)
         return mass, layer_sparsity(activation, site, scene)[:, 3].mean()
 
     def readings(self, reduced: Reduced, scene: Scene) -> Iterable[Reading]:
@@ -116,5 +120,5 @@ class HeadSpecialization(Probe):
         leader = stack_layers([x.double() for x in leaders])
         yield Reading("leader", leader, ("layer", "head"), layer, labels=tuple(str(name) for name in names))
         yield Reading("overlap", torch.stack(shared), ("layer",), layer)
-        yield Reading("coverage", torch.tensor([coverage(x, n_groups) for x in leaders]), ("layer",), layer)
-        yield Reading("phase", torch.tensor(phases), ("layer",), layer, labels=PHASES)
+        yield Reading("coverage", torch.stack([coverage(x, n_groups) for x in leaders]), ("layer",), layer)
+        yield Reading("phase", torch.stack(phases), ("layer",), layer, labels=PHASES)

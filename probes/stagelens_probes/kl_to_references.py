@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -11,6 +12,9 @@ from stagelens import Probe, Reading
 from stagelens.probing import DoesNotApply, Reduced
 from stagelens.scene import Scene
 from stagelens_probes.attention import wide
+
+
+MOST_KEPT = 2**20  # numbers of a reference predictor's answer
 
 
 def kl_divergence(log_p: Tensor, log_q: Tensor) -> Tensor:
@@ -28,6 +32,7 @@ class KLToReferences(Probe):
     name = "kl_to_references"
     title = "KL divergence from the task's reference predictors to the model"
     gives = ("kl",)
+    stacks = True
 
     def applies(self, scene: Scene) -> str | None:
         return None if scene.references else "the task names no reference predictors"
@@ -38,7 +43,7 @@ class KLToReferences(Probe):
         log_q = wide(scored(scene.output, scene)).log_softmax(-1)  # [batch, (position,) outcome]
         values = []
         for name, predict in scene.references.items():
-            log_p = predict(scene.batch)
+            log_p = reference(name, predict, scene)
             log_p = scored(log_p, scene) if log_p.shape == scene.output.shape else log_p
             if log_p.shape != log_q.shape:
                 raise ValueError(
@@ -47,6 +52,15 @@ class KLToReferences(Probe):
                 )
             values.append(kl_divergence(log_p.to(log_q), log_q))
         yield Reading("kl", torch.stack(values), ("reference",), {"reference": list(scene.references)})
+
+
+def reference(name: str, predict: Callable[[Any], Tensor], scene: Scene) -> Tensor:
+    """What `predict` says about the batch; said once where that is not too much to keep."""
+    key = ("reference", name)
+    log_p: Tensor = scene.constants[key] if key in scene.constants else predict(scene.batch)
+    if log_p.numel() <= MOST_KEPT:
+        scene.constants[key] = log_p
+    return log_p
 
 
 def scored(output: Tensor, scene: Scene) -> Tensor:

@@ -30,9 +30,9 @@ def second_moment(activation: Tensor) -> Tensor:
 
 def principal_components(moment: Tensor) -> tuple[Tensor, Tensor]:
     """moment [..., d, d] -> variances [..., component], largest first, and components [..., component, d]."""
-    if not moment.isfinite().all():
-        raise ValueError("keys or queries are not finite")
-    values, vectors = torch.linalg.eigh(moment)
+    finite = moment.isfinite().all(-1).all(-1)[..., None]  # LAPACK may crash on nan
+    values, vectors = torch.linalg.eigh(torch.where(finite[..., None], moment, 0.0))
+    values = torch.where(finite, values, torch.nan)
     return values.flip(-1).clamp(min=0), vectors.flip(-1).transpose(-1, -2)
 
 
@@ -88,6 +88,7 @@ class QKAlignment(Probe):
     title = "principal components of keys and queries, and how they align"
     gives = ("explained", "effective_rank", "rank", "key_query", "leading", "reference")
     hooks = (KEYS, QUERIES)
+    stacks = True
 
     def reduce(self, activation: Tensor, site: Site, scene: Scene) -> Tensor:
         """[head, d_head, d_head]; of the queries, those that the task scores."""
@@ -115,7 +116,8 @@ class QKAlignment(Probe):
             yield Reading(name, values, named, {dim: coords[dim] for dim in named if dim in coords})
         if scene.directions:
             leading = stack_layers([measure["leading"] for measure in measures])
-            cosines = torch.stack([_cosine(leading, name, d) for name, d in scene.directions.items()], dim=-1)
+            units = scene.constant(("directions", leading.shape[-1]), lambda: _units(scene, leading.shape[-1]))
+            cosines = (leading @ units).abs()
             yield Reading(
                 "reference",
                 cosines,
@@ -142,10 +144,10 @@ class QKAlignment(Probe):
         }
 
 
-def _cosine(leading: Tensor, name: str, direction: Tensor) -> Tensor:
-    """|cosine| of `direction` [d_head] with leading [layer, head, side, d_head] -> [layer, head, side]."""
-    unit = torch.as_tensor(direction).detach().cpu().double()
-    if unit.shape != leading.shape[-1:]:
-        raise ValueError(f"direction {name!r} has shape {tuple(unit.shape)}; expected [{leading.shape[-1]}], d_head")
-    cosine: Tensor = (leading @ unit) / torch.linalg.vector_norm(unit)
-    return cosine.abs()
+def _units(scene: Scene, d_head: int) -> Tensor:
+    """The scene's directions as unit vectors, [d_head, direction]."""
+    directions = {name: torch.as_tensor(given).detach().cpu().double() for name, given in scene.directions.items()}
+    for name, direction in directions.items():
+        if direction.shape != (d_head,):
+            raise ValueError(f"direction {name!r} has shape {tuple(direction.shape)}; expected [{d_head}], d_head")
+    return torch.nn.functional.normalize(torch.stack(list(directions.values()), dim=-1), dim=0, eps=0.0)

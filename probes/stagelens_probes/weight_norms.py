@@ -34,6 +34,7 @@ class WeightNorms(Probe):
     name = "weight_norms"
     title = "Frobenius norm of each parameter, and of each head's part of it"
     gives = ("norm", "head_norm")
+    stacks = True
 
     def applies(self, scene: Scene) -> str | None:
         return None if next(scene.model.parameters(), None) is not None else "the model has no parameters"

@@ -240,7 +240,7 @@ def test_a_checkpoint_of_another_task_is_a_mistake(cli, copied, tmp_path):
     assert answer.code == 2 and "is of task 'small/regression'" in answer.complaint
 
 
-# The machine's faults: one line, exit code 1
+# The machine's faults: one line, exit code 3
 
 
 def test_a_truncated_timeline_is_the_machines_fault(cli, copied):
@@ -252,18 +252,18 @@ def test_a_truncated_timeline_is_the_machines_fault(cli, copied):
         ["run", "markov", *QUICK, "--seed", 1, "--name", "done", "--resume"],
     ):
         answer = cli(*words)
-        assert answer.code == 1 and "restore it from a copy or delete the run" in answer.complaint
+        assert answer.code == 3 and "restore it from a copy or delete the run" in answer.complaint
 
 
 def test_a_damaged_manifest_is_the_machines_fault(cli, copied):
     (copied / FILE).write_text("{")
     answer = cli("show", "done")
-    assert answer.code == 1 and "cannot be read" in answer.complaint
+    assert answer.code == 3 and "cannot be read" in answer.complaint
     assert cli("runs", "--json").json == []
 
 
 def test_a_file_in_place_of_the_runs_folder_is_the_machines_fault(cli, tmp_path):
     (tmp_path / "runs").write_text("mine")
     answer = cli("run", "markov", *QUICK)
-    assert answer.code == 1 and "give another folder with --runs" in answer.complaint
+    assert answer.code == 3 and "give another folder with --runs" in answer.complaint
     assert (tmp_path / "runs").read_text() == "mine"

@@ -130,7 +130,7 @@ def test_an_ensemble_has_the_numbers_of_its_seeds_alone(settings, tmp_path) -> N
 
 def test_members_see_the_data_of_their_own_seed() -> None:
     trainings = [Training(Double(DoubleConfig(), seed)) for seed in SEEDS]
-    leaves, _ = Stacked(trainings)._stacked_batch(7)
+    leaves = Stacked(trainings)._stacked_batch(7).leaves
     for index, seed in enumerate(SEEDS):
         x, y = Training(Double(DoubleConfig(), seed)).batches(7)
         assert torch.equal(leaves[0][index], x)

@@ -14,4 +14,4 @@ def test_the_nearest_name_is_offered_only_where_there_is_one():
 
 
 def test_a_mistake_ends_with_2_and_the_machines_fault_with_1():
-    assert (UsageError.exit_code, EnvironmentFault.exit_code, StagelensError.exit_code) == (2, 1, 1)
+    assert (UsageError.exit_code, EnvironmentFault.exit_code, StagelensError.exit_code) == (2, 3, 1)

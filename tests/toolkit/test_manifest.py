@@ -34,7 +34,7 @@ def test_it_is_json_that_every_reader_takes(tmp_path):
         (None, UsageError, "is not a run: it has no run.json"),
         ("{", EnvironmentFault, "cannot be read"),
         ("\x00\xff", EnvironmentFault, "cannot be read"),
-        ("[]", UsageError, "not a manifest of format 1"),
+        ("[]", EnvironmentFault, "holds a list"),
         ('{"format": 99}', UsageError, "not a manifest of format 1"),
         ('{"format": 1, "task": "a/b"}', EnvironmentFault, "not a whole manifest"),
         ('{"format": 1, "theirs": 1}', EnvironmentFault, "not a whole manifest"),

@@ -87,6 +87,8 @@ def test_measurements_of_another_course_do_not_survive_a_resume(tmp_path):
     store = Store(done.folder)
     store.add(sl.timeline.pack(15, [sl.Reading("loss", 5.0), sl.Reading("strange", 1.0)]))
     store.close()
+    done.manifest.status, done.manifest.timeline = "running", ""  # as a writer leaves it that was killed
+    done.manifest.save(done.folder)
     assert_same_run(run(Repeats, tmp_path / "other", resume=True), whole)
 
 

@@ -181,7 +181,7 @@ def test_time_left_is_that_of_what_was_done():
 def test_a_cache_that_cannot_be_written_is_one_line(cli, tmp_path):
     (tmp_path / "file").write_text("")
     answer = cli("--plugin-dir", PLUGIN, "verify", "--claim", "T6", "--cache", tmp_path / "file")
-    assert answer.code == 1
+    assert answer.code == 3
     assert "give another --cache" in answer.complaint
 
 

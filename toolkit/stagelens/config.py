@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
@@ -11,16 +11,46 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 from stagelens.errors import UsageError, unknown
 
 
+MOST = 10**9  # of anything that a config counts: more than a machine holds, and far from where integers overflow
+MOST_POINTS = 10**6  # that a flow is recorded at
+SHORTEST = 1e-100  # time of a flow; in less, LSODA goes round in circles
+
+
 class Config(BaseModel):
-    """Base of all configs: frozen, and unknown keys are refused."""
+    """Base of all configs: frozen, unknown keys are refused, and whole numbers are at most `MOST`."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+    @field_validator("*")
+    @classmethod
+    def _countable(cls, value: Any) -> Any:
+        if any(abs(number) > MOST for number in _whole_numbers(value)):
+            raise ValueError(f"whole numbers should be at most {MOST:,}")
+        return value
+
+
+def _whole_numbers(value: Any) -> Iterator[int]:
+    """The whole numbers in a value, or in a list of them, or in a list of lists."""
+    if isinstance(value, int):
+        yield value
+    elif isinstance(value, list | tuple):
+        for item in value:
+            yield from _whole_numbers(item)
 
 
 def _at_least(bound: float) -> Callable[[float], float]:
     def check(value: float) -> float:
         if value < bound:
             raise ValueError(f"it should be at least {bound}")
+        return value
+
+    return check
+
+
+def _at_most(bound: float) -> Callable[[float], float]:
+    def check(value: float) -> float:
+        if value > bound:
+            raise ValueError(f"it should be at most {bound:,}")
         return value
 
     return check
@@ -65,7 +95,10 @@ class FlowConfig(Config):
     atol: float = Field(1e-10, description="absolute tolerance")
 
     _positive = field_validator("time", "rtol", "atol")(_above(0))
+    _shortest_time = field_validator("time")(_at_least(SHORTEST))
     _counts = field_validator("points")(_at_least(2))
+    _most_points = field_validator("points")(_at_most(MOST_POINTS))
+    _largest_tolerances = field_validator("rtol", "atol")(_at_most(1))
 
 
 C = TypeVar("C", bound=Config)
@@ -132,7 +165,7 @@ def _read(text: str, annotation: Any) -> Any:
     readings: list[Any] = []
     try:
         readings.append(json.loads(text))
-    except ValueError:
+    except (ValueError, RecursionError):  # no JSON, or brackets without end
         if "," in text:
             readings.append([_read(part.strip(), float | str) for part in text.split(",")])
     readings += [text, [readings[0]] if readings else [text]]  # one value for a list of values

@@ -75,7 +75,7 @@ def _plugins(plugin_dirs: Sequence[str]) -> list[Finding]:
     findings = []
     for plugin in plugins:
         found = f"{plugin.version} {plugin.status} {plugin.error}".strip()
-        findings.append(Finding(f"plugin {plugin.name}", found, plugin.status == "loaded", f"mend {plugin.file}"))
+        findings.append(Finding(f"plugin {plugin.name}", found, plugin.status != "failed", f"mend {plugin.file}"))
     return findings
 
 

@@ -21,7 +21,7 @@ class UsageError(StagelensError):
 class EnvironmentFault(StagelensError):
     """The machine's fault: a full disk, a file that was damaged, a library that is missing."""
 
-    exit_code = 1
+    exit_code = 3
 
 
 def unknown(what: str, given: str, known: Iterable[str], hint: str = "") -> UsageError:

@@ -12,7 +12,7 @@ from stagelens.task import Task
 
 if TYPE_CHECKING:
     from stagelens.experiment import Experiment
-    from stagelens.sweeping import SweepPlan
+    from stagelens.points import SweepPlan
 
 LOOK = 2.0  # seconds at most that a look at one point takes
 STEPS = 50  # training steps at most in such a look

@@ -37,7 +37,7 @@ def changes(codes: Floats, hold: int = HOLD) -> list[tuple[int, int, int]]:
 
     nan is passed over; shorter visits count as part of what was before.
     """
-    there = np.flatnonzero(~np.isnan(codes))
+    there = np.flatnonzero(np.isfinite(codes))
     found: list[tuple[int, int, int]] = []
     if not len(there):
         return found
@@ -80,7 +80,7 @@ def half_rise(steps: NDArray[Any], values: Floats) -> float | None:
 def _label_changes(column: Column, steps: NDArray[Any], flat: Floats) -> Iterator[tuple[float, str]]:
     for index, place in enumerate(places(column)):
         for at, before, after in changes(flat[:, index]):
-            yield steps[at].item(), f"{place}: {column.labels[before]} → {column.labels[after]}".removeprefix(": ")
+            yield steps[at].item(), f"{place}: {column.label(before)} → {column.label(after)}".removeprefix(": ")
 
 
 def _half_rises(column: Column, steps: NDArray[Any], flat: Floats) -> Iterator[tuple[float, str]]:

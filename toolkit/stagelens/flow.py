@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -18,6 +19,11 @@ from stagelens.timeline import Measurement, pack
 
 Floats = NDArray[np.float64]
 State = Mapping[str, Floats]
+
+
+def quiet() -> np.errstate:
+    """No warnings of numpy, where what is not finite is looked for."""
+    return np.errstate(over="ignore", invalid="ignore", divide="ignore")
 
 
 @dataclass(frozen=True)
@@ -85,32 +91,38 @@ def integrate(flow: Flow, progress: Callable[[float], None] | None = None) -> Tr
     def derivative(time: float, flat: Floats) -> Floats:
         if progress is not None:
             progress(time)
-        with np.errstate(over="ignore", invalid="ignore", divide="ignore"):  # looked for below
+        with quiet():  # looked for below
             rate = pack_state(flow.derivative(time, unpack_state(flat)))
         if not np.isfinite(rate).all():
             raise Diverged(f"the derivative is not finite at time {time:.6g}")
         return rate
 
+    def observe(time: float, flat: Floats) -> list[Reading]:
+        with quiet():
+            return list(flow.observables(time, unpack_state(flat)))
+
     events = list(flow.events())
     try:
-        solution: Any = solve_ivp(
-            derivative,
-            (0.0, config.time),
-            pack_state(initial),
-            method=_stopping(config.method),
-            rtol=config.rtol,
-            atol=config.atol,
-            dense_output=True,
-            events=[_scipy_event(event, unpack_state) for event in events] or None,
-        )
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", UserWarning)  # of the solver; its message says the same
+            solution: Any = solve_ivp(
+                derivative,
+                (0.0, config.time),
+                pack_state(initial),
+                method=_stopping(config.method),
+                rtol=config.rtol,
+                atol=config.atol,
+                dense_output=True,
+                events=[_scipy_event(event, unpack_state) for event in events] or None,
+            )
     except Diverged as error:  # in the first step
-        readings = [list(flow.observables(0.0, unpack_state(pack_state(initial))))]
+        readings = [observe(0.0, pack_state(initial))]
         return Trajectory([pack(0.0, readings[0])], readings, {}, str(error))
     end = float(solution.t[-1])
     times = flow.times()
     times = np.append(times[times < end], end)
     states = [solution.sol(t) if end > 0 else solution.y[:, 0] for t in times]
-    readings = [list(flow.observables(float(t), unpack_state(x))) for t, x in zip(times, states, strict=True)]
+    readings = [observe(float(t), x) for t, x in zip(times, states, strict=True)]
     measurements = [pack(float(t), found) for t, found in zip(times, readings, strict=True)]
     happened = {e.name: float(t[0]) for e, t in zip(events, solution.t_events or [], strict=False) if len(t)}
     reason = "" if solution.success else f"{solution.message}; the solution is kept up to time {end:.6g}"

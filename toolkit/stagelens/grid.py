@@ -10,10 +10,12 @@ from pathlib import Path
 from typing import Any
 
 from stagelens.config import Config, text_of
+from stagelens.documents import read_yaml
 from stagelens.errors import UsageError, unknown
 
 SYNTAX = "give k=a,b,c, k=first:last:step, k=log:first:last:count, k1,k2=a:b,c:d, or a yaml file"
 YAML = (".yaml", ".yml")
+MOST_VALUES = 1_000_000  # of one key; a longer range is a slip of the finger
 
 Settings = dict[str, str]  # key -> value, as `--set` takes them
 
@@ -81,16 +83,14 @@ def _from_text(text: str, kind: type[Config]) -> Sequence[Axis]:
 
 def _from_file(path: Path, kind: type[Config]) -> Sequence[Axis]:
     """A yaml mapping: key -> a list, a range as text, or one value; `k1,k2` -> a list of lists."""
-    import yaml
-
     if path.suffix.lower() not in YAML:
         raise UsageError(f"--grid {str(path)!r}: {SYNTAX}")
     try:
-        read = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError) as error:
-        raise UsageError(f"--grid {path}: cannot read it ({getattr(error, 'strerror', None) or error})") from None
-    except yaml.YAMLError as error:
-        raise UsageError(f"--grid {path}: not yaml ({' '.join(str(error).split())})") from None
+        read = read_yaml(path)
+    except OSError as error:
+        raise UsageError(f"--grid {path}: cannot read it ({error.strerror or error})") from None
+    except ValueError as error:
+        raise UsageError(f"--grid {path}: not yaml of a grid ({error})") from None
     if not isinstance(read, Mapping):
         raise UsageError(f"--grid {path}: expected a mapping from keys to lists of values")
     return _from_mapping(read, kind)
@@ -99,15 +99,17 @@ def _from_file(path: Path, kind: type[Config]) -> Sequence[Axis]:
 def _from_mapping(given: Mapping[Any, Any], kind: type[Config]) -> list[Axis]:
     axes = []
     for left, values in given.items():
-        keys = tuple(part.strip() for part in left.split(",")) if isinstance(left, str) else tuple(left)
+        keys = tuple(part.strip() for part in left.split(",")) if isinstance(left, str) else left
+        if not isinstance(keys, tuple) or not all(isinstance(key, str) for key in keys):
+            raise UsageError(f"grid key {left!r}: expected the name of a config key, or several as k1,k2")
         for key in keys:
-            _check_key(str(key), kind)
+            _check_key(key, kind)
         listed = values if isinstance(values, Sequence) and not isinstance(values, str) else None
         if len(keys) == 1:
             texts = _values(str(values), keys[0], kind) if listed is None else [text_of(value) for value in listed]
             axes.append(Axis(keys, tuple((text,) for text in texts)))
             continue
-        if listed is None or any(isinstance(row, str) or len(row) != len(keys) for row in listed):
+        if listed is None or not all(isinstance(row, list | tuple) and len(row) == len(keys) for row in listed):
             raise UsageError(
                 f"grid keys {','.join(keys)}: expected a list of rows of {len(keys)} values, got {values!r}"
             )
@@ -139,8 +141,9 @@ def _range(first: float, last: float, step: float, *, text: str, key: str) -> li
         raise UsageError(
             f"grid key {key!r}: the range {text} (first:last:step) is empty; its step must lead to its last"
         )
-    count = math.floor((last - first) / step * (1 + 1e-12) + 1e-9) + 1
-    return [text_of(_round(first + number * step)) for number in range(count)]
+    count = (last - first) / step * (1 + 1e-12) + 1e-9 + 1
+    _check_count(count, text, key)
+    return [text_of(_round(first + number * step)) for number in range(math.floor(count))]
 
 
 def _log_range(parts: Sequence[str], text: str, key: str, whole: bool) -> list[str]:
@@ -149,10 +152,17 @@ def _log_range(parts: Sequence[str], text: str, key: str, whole: bool) -> list[s
     if len(numbers) != 3 or any(number is None for number in numbers):
         raise UsageError(f"grid key {key!r}: got {text}; a log range is log:first:last:count, as log:10:1000:5")
     first, last, count = (float(number) for number in numbers if number is not None)
-    if not (0 < first < math.inf and 0 < last < math.inf and count >= 2 and count == int(count)):
+    if not (0 < first < math.inf and 0 < last < math.inf and count >= 2 and count.is_integer()):
         raise UsageError(f"grid key {key!r}: the log range {text} needs ends above 0 and a count of 2 or more")
-    exact = [first * (last / first) ** (number / (count - 1)) for number in range(int(count))]
+    _check_count(count, text, key)
+    shares = [number / (count - 1) for number in range(int(count))]
+    exact = [first ** (1 - share) * last**share for share in shares]  # no overflow in between
     return list(dict.fromkeys(text_of(round(value) if whole else _round(value)) for value in exact))
+
+
+def _check_count(count: float, text: str, key: str) -> None:
+    if count > MOST_VALUES:
+        raise UsageError(f"grid key {key!r}: the range {text} has more than {MOST_VALUES:,} values; give fewer")
 
 
 def _row(part: str, keys: Sequence[str], text: str) -> tuple[str, ...]:

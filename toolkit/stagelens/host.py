@@ -1,26 +1,19 @@
-"""The host: finds plugins, loads them, and knows every task, probe and claim by name."""
+"""The host: loads plugins, and knows every task, probe and claim by name."""
 
 from __future__ import annotations
 
-import importlib
-import importlib.metadata
-import os
 import re
-import sys
 import traceback
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import ModuleType
 from typing import Any, Generic, Protocol, TypeVar
 
 import pluggy
 
-from stagelens import hookspecs
+from stagelens import discovery, hookspecs
 from stagelens.errors import UsageError, unknown
 from stagelens.lazy import ClaimRef, ProbeRef, TaskRef
-
-ENVIRONMENT = "STAGELENS_PLUGINS"
 
 
 @dataclass(frozen=True)
@@ -29,9 +22,10 @@ class Plugin:
 
     name: str
     version: str
-    status: str  # loaded | failed
+    status: str  # loaded | failed | left out: it is not allowed, and was not imported
     error: str = ""
     file: str = ""
+    distribution: str = ""  # that brings it; empty for one under development
 
 
 class Named(Protocol):
@@ -94,7 +88,9 @@ class Host:
         if (default := self.default_task(name)) is None:
             ids = dict(self.tasks)
             plugins = dict.fromkeys(id.partition("/")[0] for id in ids)
-            raise unknown("task", name, [*plugins, *ids], "`stagelens tasks` lists them")
+            left_out = [plugin.name for plugin in self.plugins if plugin.status == "left out"]
+            hint = f"; plugins left out: {', '.join(left_out)} (--allow NAME)" if left_out else ""
+            raise unknown("task", name, [*plugins, *ids], f"`stagelens tasks` lists them{hint}")
         return self.tasks[default]
 
     def default_task(self, plugin: str) -> str | None:
@@ -107,10 +103,22 @@ class Host:
     def failed(self) -> list[Plugin]:
         return [plugin for plugin in self.plugins if plugin.status == "failed"]
 
-    def load(self, name: str, version: str, find: Callable[[], Any]) -> None:
+    def why_not(self, plugin: str) -> str:
+        """Why a task of `plugin` is not there, and what to do about it: the second half of a sentence."""
+        known = next((known for known in self.plugins if known.name == plugin), None)
+        if known is None:
+            return f"which needs plugin {plugin!r}, and that is not installed; its class can be given instead (task=)"
+        if known.status == "left out":
+            return f"which needs plugin {plugin!r} from {known.file}, and that is left out; --allow {plugin} lets it in"
+        if known.status == "failed":
+            return f"which needs plugin {plugin!r}, and that failed: {known.error} ({known.file})"
+        return f"which plugin {plugin!r} {known.version} does not have; use the version that made the run"
+
+    def load(self, name: str, version: str, find: Callable[[], Any], distribution: str = "") -> None:
         """Loads one plugin. Whatever goes wrong is written beside its name, and the rest keeps working."""
         plugin: Any = None
         try:
+            self._refuse_twice(name, None)  # before any of its code runs
             plugin = find()
             self._refuse_twice(name, plugin)
             self.manager.register(plugin, name=name)
@@ -120,9 +128,10 @@ class Host:
             if self.manager.get_plugin(name) is plugin is not None:
                 self.manager.unregister(plugin)
             file = getattr(error, "where", "") or _culprit(error) or getattr(plugin, "__file__", "") or ""
-            self.plugins.append(Plugin(name, version, "failed", _one_line(error), str(file)))
+            self.plugins.append(Plugin(name, version, "failed", _one_line(error), str(file), distribution))
         else:
-            self.plugins.append(Plugin(name, version, "loaded", "", getattr(plugin, "__file__", "") or ""))
+            file = getattr(plugin, "__file__", "") or ""
+            self.plugins.append(Plugin(name, version, "loaded", "", file, distribution))
 
     def _refuse_twice(self, name: str, plugin: Any) -> None:
         for other, loaded in self.manager.list_name_plugin():
@@ -153,67 +162,26 @@ class Host:
         self.claims.add({claim.id: claim for claim in claims}, name)
 
 
-def make_host(plugin_dirs: Sequence[str | Path] = (), installed: bool = True) -> Host:
-    """A host with the installed plugins (entry points) and those under `plugin_dirs` and `$STAGELENS_PLUGINS`."""
+def make_host(
+    plugin_dirs: Sequence[str | Path] = (), installed: bool = True, allow: Sequence[str] | None = None
+) -> Host:
+    """A host with the installed plugins (entry points) and those under `plugin_dirs` and `$STAGELENS_PLUGINS`.
+
+    With `allow`, or `$STAGELENS_ALLOW`, only the plugins that come with stagelens and those named are imported.
+    """
     manager = pluggy.PluginManager(hookspecs.PROJECT)
     manager.add_hookspecs(hookspecs)
     host = Host(manager)
-    if installed:
-        for entry, version in _installed():
-            host.load(entry.name, version, entry.load)
-    environment = [part for part in os.environ.get(ENVIRONMENT, "").split(os.pathsep) if part]
-    for place in [*environment, *plugin_dirs]:
-        for name, find in _under_development(str(place)):
-            host.load(name, "development", find)
+    found = [*(discovery.installed() if installed else ()), *discovery.under_development(plugin_dirs)]
+    allowed = discovery.allowed(allow)
+    if missing := sorted(set(allow or ()) - {one.name for one in found}):
+        raise unknown("plugin", missing[0], [one.name for one in found if not one.built_in], "only these can be allowed")
+    for one in found:
+        if allowed is None or one.built_in or one.name in allowed:
+            host.load(one.name, one.version, one.load, one.distribution)
+        else:
+            host.plugins.append(Plugin(one.name, one.version, "left out", "", one.file, one.distribution))
     return host
-
-
-def _installed() -> list[tuple[importlib.metadata.EntryPoint, str]]:
-    """The entry points with their versions. A distribution's metadata are parsed anew at each look, so we look once.
-
-    Built-in plugins come first, so that a foreign one that takes a built-in's name is the one to be blamed.
-    """
-    entries = importlib.metadata.entry_points(group=hookspecs.PROJECT)
-    bringing = {id(entry.dist): entry.dist for entry in entries if entry.dist is not None}
-    about = {key: dist.metadata for key, dist in bringing.items()}
-    named = [(entry, about.get(id(entry.dist), {"Name": "", "Version": ""})) for entry in entries]
-    named.sort(key=lambda pair: pair[1]["Name"] != hookspecs.PROJECT)
-    return [(entry, known["Version"]) for entry, known in named]
-
-
-def _under_development(place: str) -> Iterable[tuple[str, Callable[[], ModuleType]]]:
-    """The plugins at `place`: a package folder, a folder of packages and modules, a file, or a module's name."""
-    path = Path(place).expanduser()
-    if path.is_file() and path.suffix == ".py":
-        return [(path.stem, lambda: _import_from(path.parent, path.stem))]
-    if (path / "__init__.py").is_file():
-        return [(path.resolve().name, lambda: _import_from(path.resolve().parent, path.resolve().name))]
-    if path.is_dir():
-        folder = path / "src" if (path / "src").is_dir() else path
-        names = sorted(
-            child.stem
-            for child in folder.iterdir()
-            if (child.suffix == ".py" and not child.stem.startswith(("test_", "conftest", "_", "setup")))
-            or (child / "__init__.py").is_file()
-        )
-        if not names:
-            raise UsageError(f"plugin folder {place!r} holds no Python module or package")
-        return [(name, lambda name=name: _import_from(folder, name)) for name in names]  # type: ignore[misc]
-    if os.sep in place or place.endswith(".py"):
-        raise UsageError(f"plugin folder {place!r} does not exist; give a folder, a .py file or a module's name")
-    return [(place, lambda: importlib.import_module(place))]
-
-
-def _import_from(folder: Path, name: str) -> ModuleType:
-    """Imports `name` from `folder`, which joins `sys.path` so that the plugin's lazy references resolve."""
-    folder = folder.resolve()
-    if str(folder) not in sys.path:
-        sys.path.insert(0, str(folder))
-    importlib.invalidate_caches()
-    module = importlib.import_module(name)
-    if folder not in Path(module.__file__ or "").resolve().parents:
-        raise UsageError(f"plugin {name!r} in {folder} has the name of another module, {module.__file__}; rename it")
-    return module
 
 
 class UnknownHook(UsageError):

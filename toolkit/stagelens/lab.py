@@ -34,7 +34,7 @@ ONLY_LOOK = {
     *("figures", "report", "export", "doctor", "testing", "cli"),
 }
 # The same of the toolkit alone: a plugin may have a file of such a name that its runs depend on.
-ONLY_LOOK_HERE = {"naming", "laws", "grid", "measures", "sweeping", "estimating", "executors"}
+ONLY_LOOK_HERE = {"naming", "laws", "grid", "measures", "points", "sweeping", "estimating", "executors"}
 
 Watch = Callable[[str, float, float], None]  # (what is run, step, steps)
 

@@ -3,23 +3,29 @@
 from __future__ import annotations
 
 import importlib.metadata
-import json
 import os
 import platform
 import socket
-from dataclasses import asdict, dataclass, field
+from collections.abc import Iterator
+from dataclasses import MISSING, asdict, dataclass, field, fields
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, get_type_hints
 
+from stagelens.documents import fits, load_sealed, save_sealed
 from stagelens.errors import EnvironmentFault, UsageError
-from stagelens.files import write_text
-from stagelens.plain import json_text
+from stagelens.inside import own
+from stagelens.naming import digest
 
 FILE = "run.json"
 FORMAT = 1
-DETECTOR = 2  # of `stages`; raised when the same curve may give other stages, so that kept ones are found anew
+DETECTOR = 3  # of `stages`; raised when the same curve may give other stages, so that kept ones are found anew
 STATUSES = ("running", "finished", "interrupted", "failed")
+# What the rows of a manifest must have; they may have more.
+ROWS: dict[str, dict[str, Any]] = {
+    "stages": {"kind": str, "name": str, "start": float, "end": float, "level": float | None, "drop": float | None},
+    "predictions": {"name": str, "reference": str, **dict.fromkeys(("expected", "measured", "error"), float | None)},
+}
 
 
 @dataclass
@@ -56,30 +62,56 @@ class Manifest:
     versions: dict[str, str] = field(default_factory=dict)
     process: int = 0
     host: str = ""
+    timeline: str = ""  # the digest of `timeline.sqlite` as the run ended; empty while it goes on
     format: int = FORMAT
 
+    @property
+    def content(self) -> str:
+        """What the run's numbers follow from, as a digest: it marks the checkpoints as this run's."""
+        return digest({"task": self.task, "config": self.config, "seed": self.seed})
+
     def save(self, folder: Path) -> None:
-        write_text(folder / FILE, json_text(asdict(self)) + "\n")
+        save_sealed(folder / FILE, asdict(self))
 
 
 def load_manifest(folder: Path) -> Manifest:
     """The manifest in `folder`, or an error that says why the folder is not a run."""
-    path = folder / FILE
+    path = own(folder, FILE)
     try:
-        values = json.loads(path.read_text(encoding="utf-8"))
+        values = load_sealed(path)
     except (FileNotFoundError, NotADirectoryError):
         raise UsageError(f"{folder} is not a run: it has no {FILE}; `stagelens runs` lists the runs") from None
     except (OSError, ValueError) as error:
         raise EnvironmentFault(f"{path} cannot be read ({_reason(error)}); restore it or delete the run") from None
-    if not isinstance(values, dict) or values.get("format") != FORMAT:
+    if values.get("format") != FORMAT:
         raise UsageError(f"{path} is not a manifest of format {FORMAT}; it was written by another program or version")
-    try:
-        manifest = Manifest(**values)
-    except TypeError as error:
-        raise EnvironmentFault(f"{path} is not a whole manifest ({error}); restore it or delete the run") from None
-    if manifest.status not in STATUSES:
-        raise EnvironmentFault(f"{path}: status {manifest.status!r} is none of {', '.join(STATUSES)}")
-    return manifest
+    if (problem := next(_problems(values), None)) is not None:
+        raise EnvironmentFault(f"{path} is not a whole manifest ({problem}); restore it or delete the run")
+    return Manifest(**values)
+
+
+def _problems(values: dict[str, Any]) -> Iterator[str]:
+    """What is wrong with the values of a manifest."""
+    kinds, needed = _fields()
+    for name in (*needed, *values):
+        if name not in kinds:
+            yield f"{name[:40]!r} is no part of one"
+        elif name not in values:
+            yield f"{name!r} is missing"
+        elif not fits(values[name], kinds[name]):
+            yield f"{name!r} is {str(values[name])[:40]!r}, which it cannot be"
+    for name, keys in ROWS.items():
+        for row in values.get(name) or ():
+            yield from (f"{name!r} lacks a right {key!r}" for key, kind in keys.items() if not fits(row.get(key), kind))
+    if values.get("status", STATUSES[0]) not in STATUSES:
+        yield f"status {values['status']!r} is none of {', '.join(STATUSES)}"
+
+
+@cache
+def _fields() -> tuple[dict[str, Any], list[str]]:
+    """The fields of a manifest by name with their types, and those that it must have."""
+    given = [one.name for one in fields(Manifest) if one.default is MISSING and one.default_factory is MISSING]
+    return get_type_hints(Manifest), given
 
 
 def this_process() -> dict[str, Any]:

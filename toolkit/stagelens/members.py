@@ -16,7 +16,7 @@ from stagelens.alignment import Floats, by_fraction, by_loss, by_stage
 from stagelens.errors import StagelensError, UsageError, unknown
 from stagelens.events import mean_of_measured
 from stagelens.runs import Run, load, points_of
-from stagelens.timeline import Timeline
+from stagelens.timeline import Timeline, label_of
 
 EVERY = "all"  # in place of a probe: every series that the runs share
 
@@ -42,7 +42,7 @@ class Series:
         return np.asarray(counts.argmax(0), dtype=np.float64)
 
     def named(self, value: float) -> float | str:
-        return self.labels[int(value)] if self.labels else value
+        return label_of(self.labels, value) if self.labels else value
 
 
 @dataclass(frozen=True)

@@ -10,5 +10,9 @@ from typing import Any
 
 def content_name(task: str, label: str, depends_on: Mapping[str, Any]) -> str:
     """`markov-minimal-<label>-<digest>`: the same content has the same name on every machine."""
-    digest = hashlib.sha256(json.dumps(depends_on, sort_keys=True).encode()).hexdigest()
-    return f"{task.replace('/', '-')}-{label}-{digest[:16]}"
+    return f"{task.replace('/', '-')}-{label}-{digest(depends_on)}"
+
+
+def digest(depends_on: Mapping[str, Any]) -> str:
+    """Sixteen digits that are the same for the same content, on every machine."""
+    return hashlib.sha256(json.dumps(depends_on, sort_keys=True).encode()).hexdigest()[:16]

@@ -32,6 +32,7 @@ class Probe(ABC):
     hooks: ClassVar[tuple[str, ...]] = ()  # full hook names, or names within a block, meaning every block's
     passes: ClassVar[str] = "0"  # forward passes beyond the shared one, as a person would say it
     default: ClassVar[bool] = True
+    stacks: ClassVar[bool] = False  # only tensor operations, which `torch.vmap` can do for several seeds at once
 
     def __init__(self) -> None:
         self.state: dict[str, Tensor] = {}

@@ -13,12 +13,15 @@ from torch import Tensor
 
 from stagelens.batches import move
 from stagelens.errors import UsageError
+from stagelens.guard import Guard, Misbehaved, ModelChanged
+from stagelens.limits import contained
+from stagelens.observing import Observed, observe
 from stagelens.probing import DoesNotApply, Probe
 from stagelens.reading import Reading
 from stagelens.scene import Loss, Scene, Site
 from stagelens.seeds import untouched_rng
 from stagelens.task import Batch, Group, Task
-from stagelens.timeline import Column, Measurement, Timeline, pack
+from stagelens.timeline import Column, Measurement, Timeline, column_of, pack
 
 if TYPE_CHECKING:
     from transformer_lens import HookedRootModule
@@ -76,6 +79,7 @@ class Recorder:
         )
         self._task = task
         self._sink = sink
+        self._guard = Guard(model)
         self.measurements: list[Measurement] = []
         self.skipped: dict[str, str] = {}
         self.problems: dict[str, str] = {}
@@ -88,7 +92,8 @@ class Recorder:
     def _admit(self, probe: Probe) -> None:
         """Takes `probe` in, unless it says, or shows, that it does not apply."""
         try:
-            reason = probe.applies(self.scene)
+            with contained():
+                reason = probe.applies(self.scene)
         except Exception as error:
             self.problems[probe.name] = _problem(probe, error)
             return
@@ -99,15 +104,64 @@ class Recorder:
 
     def measure(self, step: float, **scalars: float | Tensor) -> list[Reading]:
         """Measures now. `scalars` are recorded beside the probes' readings."""
+        return self.record(step, self.observe(step), scalars)
+
+    def observe(self, step: float) -> Observed:
+        """What the probes see now; nothing of it is recorded."""
         scene = replace(self.scene, step=step, output=None, loss=None)
-        with untouched_rng(), _evaluating(scene.model), torch.no_grad():
-            reduced = self._shared_pass(scene)
-            readings = [Reading(name, value) for name, value in scalars.items()]
-            readings += self._evaluation(scene, scalars)
-            for probe in list(self.probes.values()):
-                readings += self._read(probe, reduced[probe.name], scene)
-        measurement = pack(step, readings)
-        self.measurements = [m for m in self.measurements if m.step != step] + [measurement]
+        with self.looking():
+            try:
+                with self._guard.measuring():
+                    return self._one_by_one(scene) if self._guard.suspicious else self._observe(scene, self.probes)
+            except ModelChanged:
+                self._one_by_one(scene)  # which names the probe that did it
+                raise
+
+    def _observe(self, scene: Scene, probes: dict[str, Probe]) -> Observed:
+        def failed(probe: Probe, error: Exception, site: Site | None) -> None:
+            probes.pop(probe.name, None)
+            self._drop(probe, error, site)
+
+        return observe(scene, probes, self._task.metrics if self._task else None, failed)
+
+    def _one_by_one(self, scene: Scene) -> Observed:
+        """What `_observe` gives, by a pass for each probe, in which it is watched."""
+        try:
+            with self._guard.watching():
+                values = self._observe(scene, {}).values
+        except Misbehaved:
+            self._guard.resign()
+            return self._observe(scene, self.probes)
+        readings: dict[str, list[Reading]] = {}
+        for name, probe in list(self.probes.items()):
+            try:
+                with self._guard.watching():
+                    readings |= self._observe(scene, {name: probe}).readings
+            except ModelChanged as change:
+                raise ModelChanged(
+                    f"probe {name!r} {change} at step {scene.step:g}, and the training cannot go on from there; "
+                    "mend the probe, then resume, or start anew without it"
+                ) from None
+            except Misbehaved as error:
+                self._drop(probe, error)
+        return Observed(values, readings)
+
+    @contextmanager
+    def looking(self) -> Iterator[None]:
+        """Without gradients, in evaluation mode, and with modes and random states left as found."""
+        with untouched_rng(), _evaluating(self.scene.model), torch.no_grad():
+            yield
+
+    def record(self, step: float, observed: Observed, scalars: Mapping[str, float | Tensor]) -> list[Reading]:
+        """Checks what was observed at `step`, and keeps it beside `scalars`, which go before values of the same name."""
+        values = {**scalars, **{name: value for name, value in observed.values.items() if name not in scalars}}
+        readings = [Reading(name, value) for name, value in values.items()]
+        for name, found in observed.readings.items():
+            readings += self._named(self.probes[name], found) if name in self.probes else []
+        measurement = pack(step, readings, self._columns)
+        if self.measurements and self.measurements[-1].step >= step:
+            self.measurements = [m for m in self.measurements if m.step != step]
+        self.measurements.append(measurement)
         if self._sink is not None:
             self._sink(measurement, readings)
         return readings
@@ -115,12 +169,18 @@ class Recorder:
     def state(self) -> dict[str, Any]:
         """What a checkpoint keeps: what each probe carries on, and which ones were left out by now."""
         carried = {name: probe.state for name, probe in self.probes.items()}
-        return {"probes": carried, "skipped": self.skipped, "problems": self.problems}
+        return {
+            "probes": carried,
+            "skipped": self.skipped,
+            "problems": self.problems,
+            "suspicious": self._guard.suspicious,
+        }
 
     def load_state(self, state: Mapping[str, Any], measurements: Sequence[Measurement]) -> None:
         """Goes on from `state`, after `measurements`."""
         self.measurements = list(measurements)
         self.skipped, self.problems = dict(state["skipped"]), dict(state["problems"])
+        self._guard.suspicious = state.get("suspicious", False)
         self.probes = {name: probe for name, probe in self.probes.items() if name in state["probes"]}
         for name, probe in self.probes.items():
             probe.state = state["probes"][name]
@@ -137,54 +197,11 @@ class Recorder:
         """Everything measured so far."""
         return Timeline(self.measurements)
 
-    def _shared_pass(self, scene: Scene) -> dict[str, dict[Site, Any]]:
-        """One forward pass with the hooks of all probes on; what each probe kept of each of its sites."""
-        kept: dict[str, dict[Site, Any]] = {name: {} for name in self.probes}
-        wanted: dict[Site, list[Probe]] = {}
-        for probe in self.probes.values():
-            for hook in probe.hooks:
-                for site in scene.sites(hook):
-                    wanted.setdefault(site, []).append(probe)
-
-        def hook_at(site: Site, probes: list[Probe]) -> tuple[str, Callable[..., None]]:
-            def reduce_all(activation: Tensor, hook: Any) -> None:  # noqa: ARG001  TransformerLens passes it by name
-                for probe in probes:
-                    if probe.name in self.probes:
-                        try:
-                            kept[probe.name][site] = probe.reduce(activation, site, scene)
-                        except Exception as error:
-                            self._drop(probe, error, site)
-                scene.shared.clear()
-
-            return site.name, reduce_all
-
-        def keep_output(module: Any, inputs: Any, output: Any) -> None:  # noqa: ARG001
-            scene.output = output
-
-        handle = scene.model.register_forward_hook(keep_output)
+    def _named(self, probe: Probe, found: Sequence[Reading]) -> list[Reading]:
+        """The readings of one probe under their full names; a probe that gave what cannot be is dropped."""
         try:
-            result = scene.run(hooks=[hook_at(site, probes) for site, probes in wanted.items()])
-        finally:
-            handle.remove()
-        if scene.loss_function is not None:
-            scene.loss = result
-        return kept
-
-    def _evaluation(self, scene: Scene, given: Mapping[str, Any]) -> list[Reading]:
-        """The loss of the shared pass and the task's own metrics, unless they were given."""
-        values: dict[str, Any] = {} if scene.loss is None else {"loss": scene.loss}
-        if self._task is not None:
-            values.update(self._task.metrics(scene.output, scene.batch))
-        return [Reading(name, value) for name, value in values.items() if name not in given]
-
-    def _read(self, probe: Probe, reduced: dict[Site, Any], scene: Scene) -> list[Reading]:
-        """The readings of one probe under their full names; a probe that fails is dropped."""
-        if probe.name not in self.probes:
-            return []
-        try:
-            readings = [
-                replace(r, name=f"{probe.name}/{r.name}", values=r.array()) for r in probe.readings(reduced, scene)
-            ]
+            with np.errstate(over="ignore", invalid="ignore"):
+                readings = [Reading(f"{probe.name}/{r.name}", r.array(), r.dims, r.coords, r.labels) for r in found]
             for reading in readings:
                 self._check(reading)
         except Exception as error:
@@ -194,13 +211,14 @@ class Recorder:
 
     def _check(self, reading: Reading) -> None:
         """Refuses a reading that changes its shape, or in which a number becomes nan."""
-        column = pack(0, [reading]).layout[0]
-        before = self._columns.setdefault(column.name, column)
+        name, values = reading.name, np.asarray(reading.values)
+        column = column_of(reading, values.shape, self._columns.get(name))
+        before = self._columns.setdefault(name, column)
         if (column.dims, column.shape) != (before.dims, before.shape):
-            raise ValueError(f"reading {column.name!r} changed from shape {before.shape} to {column.shape}")
-        there = ~np.isnan(reading.array())
-        if not there.any() or (self._numbers.setdefault(column.name, there) & ~there).any():
-            raise ValueError(f"reading {column.name!r} is nan")
+            raise ValueError(f"reading {name!r} changed from shape {before.shape} to {column.shape}")
+        missing = np.isnan(values)
+        if missing.all() or (self._numbers.setdefault(name, ~missing) & missing).any():
+            raise ValueError(f"reading {name!r} is nan")
 
     def _drop(self, probe: Probe, error: Exception, site: Site | None = None) -> None:
         if isinstance(error, DoesNotApply):

@@ -1,18 +1,21 @@
 """Pages: the report of a run, of several runs, and of a comparison, each one self-contained html file.
 
 A page asks nothing of the network: plotly's script and all pictures are inside it, and its Content-Security-Policy
-forbids the rest. Every text is escaped by the template engine, inside the charts' data too.
+forbids the rest: of scripts, all but these two, which it names by their hashes. Every text is escaped by the template
+engine, inside the charts' data too.
 """
 
 from __future__ import annotations
 
 import base64
+import hashlib
 from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from stagelens.files import write_text
+from stagelens.inside import own
 from stagelens.verifying import last_results
 
 if TYPE_CHECKING:
@@ -111,14 +114,25 @@ def _section(run: Run, figures: Sequence[Path], claims: Sequence[dict[str, Any]]
 def _drawn(run: Run) -> list[Path]:
     """The figures that the run has, as it was last drawn."""
     order = list(CAPTIONS)
-    files = sorted(run.folder.glob("figures/*.png"))
+    files = [own(run.folder, "figures", path.name) for path in sorted(run.folder.glob("figures/*.png"))]
     return sorted(files, key=lambda file: order.index(file.stem) if file.stem in order else len(order))
 
 
 def _render(template: str, **values: Any) -> str:
+    scripts = _scripts() if values["chart"] else {}
+    return _environment().get_template(template).render(scripts=scripts, **values)
+
+
+@cache
+def _scripts() -> dict[str, str]:
+    """The scripts of a page with a chart, by the hash that its policy lets them run by."""
     from plotly.offline import get_plotlyjs
 
-    return _environment().get_template(template).render(plotly=get_plotlyjs(), **values)
+    environment = _environment()
+    assert environment.loader is not None
+    texts = [get_plotlyjs(), environment.loader.get_source(environment, "chart.js")[0]]
+    hashes = [base64.b64encode(hashlib.sha256(text.encode()).digest()).decode() for text in texts]
+    return {f"'sha256-{found}'": text for found, text in zip(hashes, texts, strict=True)}
 
 
 @cache

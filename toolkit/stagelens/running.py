@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 import threading
 import time
+import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
@@ -20,6 +21,8 @@ from stagelens.experiment import Experiment
 from stagelens.files import safe_name
 from stagelens.flow import Flow, integrate
 from stagelens.host import Host, make_host
+from stagelens.inside import check_own, leads_into
+from stagelens.limits import contained
 from stagelens.manifest import DETECTOR, FILE, Manifest, load_manifest, this_process, versions
 from stagelens.prediction import score
 from stagelens.reading import Reading
@@ -79,10 +82,10 @@ def run(
                 writer.manifest.compile_seconds = training.compile_seconds
         if report:
             writer.keep_stages()
-    if report and writer.manifest.status != "failed":
-        from stagelens.report import write_report
+            if writer.manifest.status != "failed":
+                from stagelens.report import write_report
 
-        write_report(writer.run)
+                write_report(Run(folder, host))
     return writer.run
 
 
@@ -110,17 +113,18 @@ class Plan:
     def writing(self, folder: Path) -> Iterator[Writer]:
         """The one writer of the run in `folder`, while it lives; observers hear of its start and end."""
         with _writer(folder):
+            _tidy(folder)
             manifest = self.manifest
             if (folder / FILE).exists():
                 manifest = _taken_up(folder, manifest, self.probes)
             manifest.save(folder)
             writer = Writer(Run(folder, self.host), manifest, self.host)
-            self.host.manager.hook.stagelens_run_started(run=writer.run)
+            tell(self.host, "stagelens_run_started", run=writer.run)
             try:
                 yield writer
             finally:
                 writer.run = Run(folder, self.host)
-                self.host.manager.hook.stagelens_run_finished(run=writer.run)
+                tell(self.host, "stagelens_run_finished", run=writer.run)
 
 
 def plan_run(
@@ -160,11 +164,13 @@ class Writer:
                 self._compare_with_theory(experiment)
         except KeyboardInterrupt:
             self.status = "interrupted"
-        except EnvironmentFault as fault:
-            self.status, self.error = "interrupted", str(fault)
+        except StagelensError as fault:
+            self.status = "interrupted" if isinstance(fault, EnvironmentFault) else "failed"
+            self.error = str(fault)
             raise
         except BaseException as defect:
-            self.status, self.error = "failed", f"{type(defect).__name__}: {defect}"
+            notes = getattr(defect, "__notes__", ())
+            self.status, self.error = "failed", " ".join([f"{type(defect).__name__}: {defect}", *notes])
             raise
         finally:
             self.manifest.status, self.manifest.error = self.status, self.error
@@ -193,7 +199,21 @@ class Writer:
         self.status = "failed" if trajectory.error else "finished"
 
     def tell(self, step: float, readings: Sequence[Reading]) -> None:
-        self.host.manager.hook.stagelens_reading_recorded(run=self.run, step=step, readings=readings)
+        tell(self.host, "stagelens_reading_recorded", run=self.run, step=step, readings=readings)
+
+
+def tell(host: Host, hook: str, **about: Any) -> None:
+    """Tells the plugins. One that raises or hangs stops the run, with a note of its name; what is on disk stays."""
+    caller = getattr(host.manager.hook, hook)
+    try:
+        with contained():
+            caller(**about)
+    except Exception as error:
+        codes = {frame.f_code for frame, _ in traceback.walk_tb(error.__traceback__)}
+        names = [impl.plugin_name for impl in caller.get_hookimpls() if impl.function.__code__ in codes]
+        if names:
+            error.add_note(f"(in {hook} of plugin {names[0]!r})")
+        raise
 
 
 def throttled(progress: Progress | None, steps: float) -> Callable[[float, torch.Tensor | None], None]:
@@ -286,6 +306,8 @@ def _folder(runs: Path, manifest: Manifest, name: str | None, resume: bool) -> P
         while (runs / f"{stem}-{number}").exists():
             number += 1
         folder = runs / f"{stem}-{number}"
+    if not leads_into(folder, runs):
+        raise UsageError(f"{folder} is a link that leads out of {runs}; give the folder that it means with --runs")
     try:
         folder.mkdir(parents=True, exist_ok=True)
         others = [file.name for file in folder.iterdir() if not file.name.startswith(".") and file.name != LOCK]
@@ -305,7 +327,7 @@ def _same(one: Manifest, other: Manifest) -> bool:
 def _taken_up(folder: Path, wanted: Manifest, probes: Sequence[str] | None) -> Manifest:
     """The manifest of a run that goes on; it must be the same task, config and seed, and have a whole timeline."""
     manifest = load_manifest(folder)
-    read_measurements(folder)
+    read_measurements(folder, manifest.timeline)
     if not _same(manifest, wanted):
         raise UsageError(
             f"run {folder.name!r} is {manifest.task} with seed {manifest.seed} and "
@@ -313,10 +335,23 @@ def _taken_up(folder: Path, wanted: Manifest, probes: Sequence[str] | None) -> M
         )
     if probes and wanted.probes != manifest.probes:
         raise UsageError(f"run {folder.name!r} has the probes {','.join(manifest.probes)}; resume it without --probes")
-    manifest.status, manifest.error = "running", ""
+    manifest.status, manifest.error, manifest.timeline = "running", "", ""
     manifest.process, manifest.host = wanted.process, wanted.host
     manifest.versions, manifest.device, manifest.threads = wanted.versions, wanted.device, wanted.threads
     return manifest
+
+
+def _tidy(folder: Path) -> None:
+    """Removes what writers before this one had put aside when they were killed.
+
+    Manifest and checkpoints are theirs alone; a page or an export of another process may be on its way just now.
+    """
+    patterns = [f".{FILE}.*.part", "checkpoints/.*"]
+    with suppress(StagelensError):
+        patterns.append(f"**/.*.{load_manifest(folder).process}.part")
+    for path in [path for pattern in patterns for path in folder.glob(pattern)]:
+        with suppress(OSError):
+            path.unlink()
 
 
 def _difference(had: dict[str, Any], wanted: dict[str, Any]) -> str:
@@ -327,6 +362,7 @@ def _difference(had: dict[str, Any], wanted: dict[str, Any]) -> str:
 @contextmanager
 def _writer(folder: Path) -> Iterator[None]:
     """Holds the run's lock, which ends with the process that holds it."""
+    check_own(folder)  # nothing is written through a link that leads out of the runs
     lock = FileLock(folder / LOCK, timeout=1, poll_interval=0.01)  # a reader holds it for a moment to see who is there
     try:
         lock.acquire()
@@ -371,6 +407,7 @@ def graceful() -> Iterator[threading.Event]:
 def _close(store: Store, manifest: Manifest, folder: Path) -> None:
     """Closes the store and saves the manifest, whichever of the two still can."""
     try:
+        manifest.timeline = store.digest()
         store.close()
     finally:
         manifest.save(folder)

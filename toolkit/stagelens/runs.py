@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from functools import cached_property
 from pathlib import Path
@@ -10,9 +9,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from stagelens.errors import StagelensError, UsageError, unknown
+from stagelens.documents import load_sealed
+from stagelens.errors import EnvironmentFault, StagelensError, UsageError, unknown
+from stagelens.files import safe_name
+from stagelens.inside import check_own, leads_into, own
 from stagelens.manifest import DETECTOR, FILE, Manifest, load_manifest
-from stagelens.store import read_measurements
+from stagelens.store import NotAsItEnded, read_measurements
 from stagelens.timeline import Timeline
 
 if TYPE_CHECKING:
@@ -36,6 +38,7 @@ class Run:
     """One run: `manifest`, `timeline`, `stages`, `phases`, `predictions` and `model_at(step)`."""
 
     def __init__(self, folder: Path, host: Host | None = None) -> None:
+        check_own(folder)
         self.folder = folder
         self.manifest: Manifest = load_manifest(folder)
         self._host = host
@@ -54,7 +57,13 @@ class Run:
     @cached_property
     def timeline(self) -> Timeline:
         attributes = {"run": self.name, "task": self.manifest.task, "seed": self.manifest.seed}
-        return Timeline(read_measurements(self.folder), attributes)
+        try:
+            read = read_measurements(self.folder, self.manifest.timeline)
+        except NotAsItEnded:
+            if load_manifest(self.folder).timeline == self.manifest.timeline:
+                raise
+            read = read_measurements(self.folder)  # the run has gone on since it was opened
+        return Timeline(read, attributes)
 
     @cached_property
     def experiment(self) -> Experiment:
@@ -63,6 +72,8 @@ class Run:
         from stagelens.host import make_host
 
         host = self._host or make_host()
+        if self.manifest.task not in dict(host.tasks):
+            raise UsageError(f"run {self.name!r} is of task {self.manifest.task!r}, {host.why_not(self.manifest.plugin)}")
         kind = host.task(self.manifest.task).load()
         made: Experiment = kind(validate(kind.Config, self.manifest.config), self.manifest.seed)
         return made
@@ -91,7 +102,7 @@ class Run:
             ends = np.append(starts[1:], len(code) - 1)
             for start, end in zip(starts, ends, strict=True):
                 if not np.isnan(code[start]):
-                    label = column.labels[int(code[start])]
+                    label = column.label(code[start])
                     found.append(
                         {
                             "phase": label,
@@ -205,7 +216,9 @@ class Run:
         if not before or wanted > last:
             raise UsageError(f"run {self.name!r} has no model at step {wanted}; it covers 0 to {last}")
         training = Training(task, device)
-        training.load_state(checkpoint.load(checkpoint.path_of(self.folder, before[-1]), task.id))
+        path = checkpoint.path_of(self.folder, before[-1])
+        with checkpoint.fitting(path):
+            training.load_state(checkpoint.load(path, task.id, self.manifest.content))
         with untouched_rng():
             for earlier in range(before[-1], wanted):
                 training.advance(earlier)
@@ -234,6 +247,8 @@ def load(
         return Run(path, host)
     folder = runs_folder(runs)
     if (folder / path / FILE).exists() and len(path.parts) == 1 and path.name not in (".", ".."):
+        if not leads_into(folder / path, folder):
+            raise UsageError(f"{folder / path} is a link that leads out of {folder}; give the path that it means")
         return Run(folder / path, host)
     if path.exists():
         raise UsageError(f"{run} is not a run: it has no {FILE}; `stagelens runs` lists the runs")
@@ -241,9 +256,11 @@ def load(
 
 
 def catalogue(folder: str | Path | None = None, host: Host | None = None) -> list[Run]:
-    """All runs in a folder, oldest first. What is not a readable run is passed over."""
+    """All runs in a folder, oldest first. What is not a readable run, or lies elsewhere, is passed over."""
     found = []
     for path in sorted(runs_folder(folder).glob(f"*/{FILE}")):
+        if path.parent.is_symlink() and not leads_into(path.parent, runs_folder(folder)):
+            continue
         try:
             found.append(Run(path.parent, host))
         except StagelensError:
@@ -254,9 +271,18 @@ def catalogue(folder: str | Path | None = None, host: Host | None = None) -> lis
 def points_of(sweep: str | Path, runs: str | Path | None = None) -> list[Path]:
     """The finished runs of the sweep at a path, or of a name in the folder of sweeps; none where there is no such."""
     for folder in (Path(sweep), runs_folder(runs) / "sweeps" / Path(sweep).name):
-        if (folder / "sweep.json").exists():
-            rows = json.loads((folder / "sweep.json").read_text(encoding="utf-8"))["table"]
-            return [folder.parent.parent / "points" / row["run"] for row in rows if row["status"] == "finished"]
+        if not (folder / "sweep.json").exists():
+            continue
+        path = own(folder, "sweep.json")
+        points = folder.parent.parent / "points"
+        try:
+            rows = load_sealed(path)["table"]
+            found = [points / safe_name(row["run"]) for row in rows if row["status"] == "finished"]
+        except (OSError, ValueError, KeyError, TypeError, AttributeError, UsageError) as error:
+            raise EnvironmentFault(f"{path} is not the table of a sweep ({error}); run the sweep again") from None
+        if led := next((point for point in found if not leads_into(point, points)), None):
+            raise UsageError(f"{led} is a link that leads out of {points}; put the run in its place")
+        return found
     return []
 
 
@@ -284,7 +310,7 @@ def _last(timeline: Timeline, name: str) -> Any:
         return None
     last = values[np.flatnonzero(measured)[-1]]
     named = np.vectorize(
-        lambda v: None if np.isnan(v) else column.labels[int(v)] if column.labels else float(v),
+        lambda v: None if np.isnan(v) else column.label(v) if column.labels else float(v),
         otypes=[object],
     )
     result = named(last).tolist()

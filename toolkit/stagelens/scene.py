@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
@@ -27,6 +28,7 @@ class Site:
     hook: str
 
     @classmethod
+    @lru_cache(maxsize=4096)
     def of(cls, name: str) -> Site:
         parts = name.split(".", 2)
         if parts[0] == "blocks" and len(parts) == 3 and parts[1].isdigit():
@@ -49,6 +51,7 @@ class Scene:
     loss_function: Loss | None = None
     output: Any = None
     loss: Tensor | None = None
+    constants: dict[Any, Any] = field(default_factory=dict, repr=False)
     shared: dict[str, tuple[Tensor, Any]] = field(default_factory=dict, init=False, repr=False)
 
     def once(self, activation: Tensor, key: str, make: Callable[[], T]) -> T:
@@ -58,6 +61,12 @@ class Scene:
             made = make()
             self.shared[key] = (activation, made)
         return made  # type: ignore[return-value]
+
+    def constant(self, key: Any, make: Callable[[], T]) -> T:
+        """What `make` makes, made once for all measurements: of the batch, of masks and shapes, never of parameters."""
+        if key not in self.constants:
+            self.constants[key] = make()
+        return self.constants[key]  # type: ignore[no-any-return]
 
     def sites(self, hook: str) -> list[Site]:
         """The model's hook points that `hook` means: a full name, or the name within a block, of every block."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import re
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -17,6 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from stagelens.documents import parse_json, read_text
 from stagelens.errors import EnvironmentFault, UsageError
 from stagelens.files import safe_name
 from stagelens.host import Host, make_host
@@ -106,6 +106,7 @@ def probe_series(
             manifest.step = step
             if progress is not None:
                 progress(index + 1, len(steps), None)
+        manifest.timeline = store.digest()
     manifest.skipped, manifest.problems = dict(recorder.skipped), dict(recorder.problems)
     manifest.warnings, manifest.status = series.warnings, "finished"
     manifest.save(folder)
@@ -122,7 +123,7 @@ def build(config: Path, checkpoint: Path) -> Any:
     from stagelens.models import from_config
 
     try:
-        values = json.loads(config.read_text(encoding="utf-8"))
+        values = parse_json(read_text(config))
     except (OSError, ValueError) as error:
         raise EnvironmentFault(f"{config} cannot be read ({' '.join(str(error).split())}); restore it") from None
     if not isinstance(values, dict):

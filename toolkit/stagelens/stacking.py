@@ -23,6 +23,7 @@ ELEMENTWISE = (
     *(torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW, torch.optim.Adamax, torch.optim.NAdam),
     *(torch.optim.RAdam, torch.optim.RMSprop, torch.optim.Adagrad, torch.optim.Adadelta, torch.optim.ASGD),
 )
+Function = Callable[..., tuple[Tensor, Sequence[Tensor | None]]]  # -> losses [seed] and gradients
 AGREE = {torch.float64: 1e-9, torch.float32: 1e-4}  # of the largest gradient: stacked against alone
 
 
@@ -61,32 +62,36 @@ class Stacked:
         self._phase: str | None = None
         self._follow_gradients()
         self._stack_buffers()
-        self._batches: tuple[list[Batch], list[Tensor], Any] | None = None
-        self._functions: dict[Any, Callable[..., Tensor]] = {}  # by the batch's tree and shapes
+        self._batches: _Batches | None = None
+        self._functions: dict[Any, Function] = {}  # by the batch's form, and by what is trained
 
     def advance(self, step: int) -> None:
         """The update of `step` in every member."""
         self._enter_phase(step)
-        loss = self.losses(step)
-        self.optimizer.zero_grad(set_to_none=True)
-        loss.sum().backward()  # type: ignore[no-untyped-call]  # members do not share parameters
+        self.loss = self.backward(step)
         if self.task.config.clip:
             self.gradient_norm = self._clip(self.task.config.clip)
         self.optimizer.step()
         if self.scheduler is not None and not (step + 1) % self.task.scheduler_every:
             self.scheduler.step()
-        self.loss = loss.detach()
         here = torch.where(self.loss.isfinite(), self._nothing_bad, step)
         self._bad_step = torch.where(self._bad_step < 0, here, self._bad_step)
 
-    def losses(self, step: int) -> Tensor:
-        """The members' losses on their own batches of `step`, [seed]."""
-        leaves, tree = self._stacked_batch(step)
-        key = (str(tree), *(leaf.shape for leaf in leaves))
-        inputs = [*self.parameters.values(), *self._buffers.values(), *leaves]
+    def backward(self, step: int) -> Tensor:
+        """The members' losses on their own batches of `step`, [seed]; each parameter's `.grad` becomes its gradient."""
+        batches = self._stacked_batch(step)
+        trained = [name for name, parameter in self.parameters.items() if parameter.requires_grad]
+        key = (batches.form, *trained)
+        inputs = [*self.parameters.values(), *self._buffers.values(), *batches.leaves]
         if key not in self._functions:
-            self._functions[key] = _traced(self._vectorized(tree, len(leaves)), inputs)
-        return self._functions[key](*inputs)
+            self._functions[key] = _traced(self._with_gradients(batches, trained), inputs)
+        with torch.no_grad():
+            losses, gradients = self._functions[key](*inputs)
+        for parameter in self.parameters.values():
+            parameter.grad = None
+        for name, gradient in zip(trained, gradients, strict=True):
+            self.parameters[name].grad = gradient
+        return losses
 
     def settle(self, saving: bool = False) -> None:
         """Brings the members up to date; with `saving`, their optimizers' states too."""
@@ -100,16 +105,13 @@ class Stacked:
             if saving:
                 self._hand_back(index, member)
 
-    def _stacked_batch(self, step: int) -> tuple[list[Tensor], Any]:
-        """The tensors of the members' batches of `step`, each [seed, ...], and how a batch holds them.
-
-        Members that always give the same batch are stacked once.
-        """
+    def _stacked_batch(self, step: int) -> _Batches:
+        """The members' batches of `step`. Members that always give the same batch are stacked once."""
         batches = [member.batches(step) for member in self.members]
-        if self._batches is None or any(a is not b for a, b in zip(batches, self._batches[0], strict=True)):
+        if self._batches is None or any(a is not b for a, b in zip(batches, self._batches.own, strict=True)):
             leaves, trees = zip(*(tree_flatten(batch) for batch in batches), strict=True)
-            self._batches = (batches, [torch.stack(one) for one in zip(*leaves, strict=True)], trees[0])
-        return self._batches[1:]
+            self._batches = _Batches(batches, [torch.stack(one) for one in zip(*leaves, strict=True)], trees[0])
+        return self._batches
 
     def _stack_buffers(self) -> None:
         """The buffers: those that are equal in all members once, the others [seed, ...]."""
@@ -121,18 +123,28 @@ class Stacked:
             self._buffers[name] = value if same else torch.stack([own[name] for own in buffers])
             self._apart |= set() if same else {name}
 
-    def _vectorized(self, tree: Any, leaves: int) -> Callable[..., Tensor]:
-        """(*parameters, *buffers, *batch) -> losses [seed]."""
+    def _with_gradients(self, batches: _Batches, trained: Sequence[str]) -> Function:
+        """(*parameters, *buffers, *batch) -> losses [seed], and the gradients of the `trained` parameters."""
         lens = _LossOf(self.task, self.model)
         names = [f"model.{name}" for name in (*self.parameters, *self._buffers)]
         places = [0] * len(self.parameters) + [0 if name in self._apart else None for name in self._buffers]
+        indices = [list(self.parameters).index(name) for name in trained]
 
         def loss(*inputs: Tensor) -> Tensor:
             own = dict(zip(names, inputs, strict=False))
-            result: Tensor = functional_call(lens, own, (tree_unflatten(list(inputs[len(names) :]), tree),))
+            result: Tensor = functional_call(lens, own, (tree_unflatten(list(inputs[len(names) :]), batches.tree),))
             return result
 
-        return torch.vmap(loss, in_dims=(*places, *[0] * leaves), randomness="different")
+        losses_of = torch.vmap(loss, in_dims=(*places, *[0] * len(batches.leaves)), randomness="different")
+
+        def with_gradients(*inputs: Tensor) -> tuple[Tensor, list[Tensor | None]]:
+            free = {index: inputs[index].detach().requires_grad_() for index in indices}
+            with torch.enable_grad():
+                losses = losses_of(*(free.get(index, tensor) for index, tensor in enumerate(inputs)))
+            found = torch.autograd.grad(losses.sum(), list(free.values()), allow_unused=True)  # no parameter is shared
+            return losses.detach(), [None if gradient is None else gradient.clone() for gradient in found]
+
+        return with_gradients
 
     def _enter_phase(self, step: int) -> None:
         first = self.members[0]
@@ -189,19 +201,29 @@ class Stacked:
             member.scheduler.load_state_dict(self.scheduler.state_dict())
 
 
-def _traced(function: Callable[..., Tensor], inputs: Sequence[Tensor]) -> Callable[..., Tensor]:
-    """`function` as the flat list of operations that it does on `inputs`: small models spend their time around those.
+class _Batches:
+    """The batches of the members, `own`, as tensors [seed, ...] and how a batch holds them."""
 
-    Operations that change nothing about their input are taken out. What cannot be traced is used as it is; that the
-    trace has the right gradients is for `why_not` to see.
+    def __init__(self, own: list[Batch], leaves: list[Tensor], tree: Any) -> None:
+        self.own, self.leaves, self.tree = own, leaves, tree
+        self.form = (str(tree), *(leaf.shape for leaf in leaves))
+
+
+def _traced(function: Function, inputs: Sequence[Tensor]) -> Function:
+    """`function` as the flat list of operations that it does on `inputs`, backward pass and all.
+
+    Small models spend their time around those. Operations that change nothing about their input are taken out. What
+    cannot be traced is used as it is; that the trace has the right gradients is for `why_not` to see.
     """
     try:
         graph: GraphModule = make_fx(function)(*(tensor.detach() for tensor in inputs))
     except Exception:
         return function
-    idle = {torch.ops.aten.view.default, torch.ops.aten.expand.default, torch.ops.aten._unsafe_view.default}
+    aten = torch.ops.aten
+    shaping = {aten.view.default, aten.expand.default, aten._unsafe_view.default}
     for node in graph.graph.nodes:
-        if node.target in idle and _shape(node) is not None and _shape(node) == _shape(node.args[0]):
+        shaped = node.target in shaping and _shape(node) is not None and _shape(node) == _shape(node.args[0])
+        if shaped or node.target is aten.detach.default:
             node.replace_all_uses_with(node.args[0])
     graph.graph.eliminate_dead_code()
     graph.recompile()
@@ -235,13 +257,12 @@ def why_not(members: Sequence[Training]) -> str:
         stacked = Stacked(members)
         stacked._enter_phase(0)
         with untouched_rng():
-            losses = stacked.losses(0)
-        losses.sum().backward()  # type: ignore[no-untyped-call]
+            losses = stacked.backward(0)
         for index, (loss, gradients) in enumerate(alone):
             together = {
                 name: None if p.grad is None else p.grad[index].clone() for name, p in stacked.parameters.items()
             }
-            _compare(losses[index].detach(), loss, together, gradients)
+            _compare(losses[index], loss, together, gradients)
     except NotStackable as reason:
         return str(reason)
     except Exception as error:  # whatever a model does that vmap does not: it is trained alone instead

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import hashlib
 import sqlite3
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
+from functools import cache
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -65,6 +68,11 @@ class Store:
         with _faults(self.path):
             self._connection.execute("DELETE FROM measurement WHERE step > ?", (step,))
 
+    def digest(self) -> str:
+        """What the manifest of an ended run keeps of its timeline."""
+        with _faults(self.path):
+            return _digest(self._connection.execute("SELECT sum FROM measurement ORDER BY step"))
+
     def close(self) -> None:
         """Folds the log into the file, so that the run is one file again."""
         with _faults(self.path), closing(self._connection):
@@ -88,32 +96,53 @@ class Store:
         return found
 
 
-def read_measurements(folder: Path) -> list[Measurement]:
-    """All measurements of the run in `folder`, sorted by step. It never writes, and needs no right to."""
+class NotAsItEnded(EnvironmentFault):
+    """A timeline that is whole in itself, and not the one that the manifest speaks of."""
+
+
+def read_measurements(folder: Path, digest: str = "") -> list[Measurement]:
+    """All measurements of the run in `folder`, sorted by step. It never writes, and needs no right to.
+
+    Damage is told, also where it only loses rows. `digest` is what an ended run's manifest says of its timeline: by it
+    a timeline of another run is told, and one that is gone.
+    """
     path = folder / FILE
-    if not path.exists():
-        return []
+    rows: list[tuple[Any, ...]] = []
+    texts: dict[int, str] = {}
     with _faults(path):
-        connection = _open_to_read(path)
-        try:
-            if _is_empty(connection):
-                return []
-            _check_ours(connection, path)
-            connection.execute("BEGIN")  # one snapshot for both tables, while a writer goes on
-            texts = dict(connection.execute("SELECT id, columns FROM layout").fetchall())
-            rows = connection.execute('SELECT step, layout, sum, "values" FROM measurement ORDER BY step').fetchall()
-        finally:
-            connection.close()
+        if path.exists():
+            connection = _open_to_read(path)
+            try:
+                if not _is_empty(connection):
+                    _check_ours(connection, path)
+                    connection.execute("BEGIN")  # one snapshot for both tables, while a writer goes on
+                    _check_whole(connection)
+                    texts = dict(connection.execute("SELECT id, columns FROM layout").fetchall())
+                    values = 'SELECT step, layout, sum, "values" FROM measurement ORDER BY step'
+                    rows = connection.execute(values).fetchall()
+            finally:
+                connection.close()
         for step, number, crc, values in rows:
             if number not in texts or _sum(step, texts[number], values) != crc:
                 raise EnvironmentFault(f"{path} is damaged: the measurement of step {step} does not match its checksum")
+        if digest and digest != _digest((crc,) for _, _, crc, _ in rows):
+            raise NotAsItEnded(
+                f"{path} holds {len(rows)} measurements, which are not those that the run ended with; "
+                "restore it from a copy or delete the run"
+            )
         layouts = {number: layout_from_json(text) for number, text in texts.items()}
+        _check_meaning(rows, layouts)
         return [Measurement(step, layouts[n], np.frombuffer(values, dtype="<f8")) for step, n, _, values in rows]
 
 
 def _sum(step: float, layout: str, values: bytes) -> int:
     """The checksum of a row: a flipped bit in any part of it is seen."""
     return zlib.crc32(values, zlib.crc32(f"{float(step)!r} {layout}".encode()))
+
+
+def _digest(sums: Iterable[tuple[int]]) -> str:
+    """Of all rows in order, by their checksums."""
+    return hashlib.sha256(b"".join(crc.to_bytes(4) for (crc,) in sums)).hexdigest()[:16]
 
 
 def _open_to_read(path: Path) -> sqlite3.Connection:
@@ -134,6 +163,35 @@ def _is_empty(connection: sqlite3.Connection) -> bool:
     return not tables
 
 
+def _check_whole(connection: sqlite3.Connection) -> None:
+    """Refuses a file with pages that do not belong together; it takes milliseconds."""
+    (found,) = connection.execute("PRAGMA integrity_check(1)").fetchone()
+    if found != "ok":
+        raise sqlite3.DatabaseError(" ".join(found.split()))
+
+
+def _check_meaning(rows: Sequence[tuple[Any, ...]], layouts: Mapping[int, Layout]) -> None:
+    """Refuses what no writer of ours can have written, however right its checksums are."""
+    steps = np.array([step for step, *_ in rows if not isinstance(step, str | bytes)], dtype=np.float64)
+    if len(steps) < len(rows) or not np.isfinite(steps).all() or (np.diff(steps) <= 0).any():
+        raise ValueError("its steps are no rising numbers")
+    sizes = {number: 8 * sum(column.size for column in layout) for number, layout in layouts.items()}
+    for step, number, _, values in rows:
+        if len(values) != sizes[number]:
+            raise ValueError(f"the measurement of step {step} does not fit its layout")
+
+
+@cache
+def _tables() -> list[tuple[str, str, str]]:
+    """What a file of ours has: its two tables and nothing else, no view or trigger that would run somebody's query."""
+    with closing(sqlite3.connect(":memory:")) as connection:
+        connection.executescript(SCHEMA)
+        return connection.execute(_LISTED).fetchall()
+
+
+_LISTED = "SELECT type, name, sql FROM sqlite_master ORDER BY name"
+
+
 def _check_ours(connection: sqlite3.Connection, path: Path) -> None:
     (application,) = connection.execute("PRAGMA application_id").fetchone()
     (version,) = connection.execute("PRAGMA user_version").fetchone()
@@ -141,6 +199,8 @@ def _check_ours(connection: sqlite3.Connection, path: Path) -> None:
         raise UsageError(f"{path} is not a stagelens timeline; it was written by another program")
     if version != FORMAT:
         raise UsageError(f"{path} has format {version}, this stagelens reads {FORMAT}; use the version that wrote it")
+    if connection.execute(_LISTED).fetchall() != _tables():
+        raise UsageError(f"{path} has other tables than a stagelens timeline; it was written by another program")
 
 
 @contextmanager
@@ -152,5 +212,5 @@ def _faults(path: Path) -> Iterator[None]:
         full = "disk is full" in str(error) or "readonly" in str(error) or "disk I/O" in str(error)
         advice = "free space or mend the folder, then resume" if full else "restore it from a copy or delete the run"
         raise EnvironmentFault(f"{path} cannot be used ({error}); {advice}") from error
-    except (OSError, ValueError, TypeError) as error:  # TypeError: a damaged column holds another type
+    except (OSError, ValueError, TypeError, RecursionError) as error:  # TypeError: a column holds another type
         raise EnvironmentFault(f"{path} cannot be used ({' '.join(str(error).split())})") from error

@@ -1,12 +1,7 @@
-"""Sweeps: many runs over a grid of configs and seeds, the table of what was measured, and the law fitted to it.
-
-A point's folder is named after its content (task, config, seed), so that a repeated sweep runs only what is missing,
-and sweeps of the same task share the points that they have in common.
-"""
+"""Sweeps: many runs over a grid of configs and seeds, the table of what was measured, and the law fitted to it."""
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
@@ -16,35 +11,34 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from stagelens.config import Config, as_settings, make_config
-from stagelens.errors import EnvironmentFault, StagelensError, UsageError, unknown
-from stagelens.executors import Executor, Job, make_executor
+from stagelens.errors import EnvironmentFault, UsageError
+from stagelens.executors import Executor, make_executor
 from stagelens.experiment import Experiment
-from stagelens.grid import Grid, make_grid
-from stagelens.host import Host, make_host
 from stagelens.laws import Law, fit_law
-from stagelens.manifest import load_manifest
 from stagelens.measures import Measure, parse_measure
 from stagelens.naming import content_name
-from stagelens.running import resolve_task
-from stagelens.runs import Run, runs_folder
-from stagelens.task import Task
+from stagelens.points import MOST_POINTS, POINTS, Point, SweepPlan, check_columns, column_value, plan_sweep, setting_at
+from stagelens.runs import Run
 
 if TYPE_CHECKING:
     import pandas
 
-POINTS, SWEEPS, FILE = "points", "sweeps", "sweep.json"  # where `runs.points_of` looks for them
-MOST_POINTS = 10_000  # a sweep of more asks whether that is meant
+__all__ = [
+    "MOST_POINTS",
+    "POINTS",
+    "Point",
+    "Sweep",
+    "SweepPlan",
+    "Tally",
+    "Watch",
+    "check_columns",
+    "execute",
+    "gather",
+    "plan_sweep",
+    "sweep",
+]
 
-
-@dataclass(frozen=True)
-class Point:
-    """One config and seed of a sweep. `settings` are the grid's own, `name` is its folder."""
-
-    settings: dict[str, str]
-    config: Config
-    seed: int
-    name: str
+SWEEPS, FILE = "sweeps", "sweep.json"  # where `runs.points_of` looks for them
 
 
 @dataclass(frozen=True)
@@ -58,132 +52,6 @@ class Tally:
 
 
 Watch = Callable[[Tally], None]
-
-
-@dataclass(frozen=True)
-class SweepPlan:
-    """A sweep before it starts: every point is known and its config is valid."""
-
-    task: str | type[Experiment]
-    kind: type[Experiment]
-    preset: str
-    base: tuple[str, ...]  # settings of every point, as key=value
-    grid: Grid
-    seeds: tuple[int, ...]
-    runs: Path
-    device: str
-    probes: tuple[str, ...] | None
-    plugin_dirs: tuple[str, ...]
-    host: Host
-    ensemble: bool = True
-
-    @cached_property
-    def points(self) -> list[Point]:
-        return [
-            Point(settings, config, seed, self._name(config, seed))
-            for settings in self.grid
-            for config in [make_config(self.kind.Config, self.kind.presets, self.preset, self._given(settings))]
-            for seed in self.seeds
-        ]
-
-    @property
-    def folder(self) -> Path:
-        """Where the points are."""
-        return self.runs / POINTS
-
-    def status(self, point: Point) -> str:
-        """As in the point's manifest; `missing` where there is none that can be read."""
-        try:
-            return load_manifest(self.folder / point.name).status
-        except StagelensError:
-            return "missing"
-
-    def jobs(self) -> list[Job]:
-        """What is still to do: a config's missing seeds together where they can be trained as one."""
-        missing: dict[tuple[str, ...], list[Point]] = {}
-        together = self.ensemble and issubclass(self.kind, Task)
-        for point in self.points:
-            if self.status(point) != "finished":
-                key = (*point.settings.values(), *([] if together else [str(point.seed)]))
-                missing.setdefault(key, []).append(point)
-        return [
-            Job(
-                task=self.task,
-                preset=self.preset,
-                settings=dict(setting.split("=", 1) for setting in self._given(points[0].settings)),
-                seeds=tuple(point.seed for point in points),
-                names=tuple(point.name for point in points),
-                folder=str(self.folder.resolve()),
-                device=self.device,
-                probes=self.probes,
-                plugin_dirs=self.plugin_dirs,
-            )
-            for points in missing.values()
-        ]
-
-    def command(self, point: Point) -> str:
-        """The command that repeats a point, in its place."""
-        task = self.kind.id
-        settings = [word for setting in self._given(point.settings) for word in ("--set", setting)]
-        words = ["stagelens", "run", task, "--preset", self.preset, *settings, "--seed", str(point.seed)]
-        return shlex.join([*words, "--runs", str(self.folder), "--name", point.name, "--resume"])
-
-    def _given(self, settings: Mapping[str, str]) -> list[str]:
-        return [*self.base, *(f"{key}={value}" for key, value in settings.items())]
-
-    def _name(self, config: Config, seed: int) -> str:
-        content: dict[str, Any] = {"task": self.kind.id, "config": config.model_dump(mode="json"), "seed": seed}
-        if self.probes:
-            content["probes"] = sorted(self.probes)
-        return content_name(self.kind.id, f"seed{seed}", content)
-
-
-def plan_sweep(
-    task: str | type[Experiment],
-    grid: Any,
-    *,
-    seeds: int | Sequence[int] = 1,
-    preset: str = "quick",
-    settings: Sequence[str] | Mapping[str, Any] = (),
-    runs: str | Path | None = None,
-    device: str = "auto",
-    probes: Sequence[str] | None = None,
-    ensemble: bool = True,
-    yes: bool = False,
-    host: Host | None = None,
-    plugin_dirs: Sequence[str] = (),
-) -> SweepPlan:
-    """The points of a sweep. The user's mistakes are told here; more than 10000 points need `yes`."""
-    host = host or make_host(plugin_dirs)
-    _, kind = resolve_task(task, host)
-    given = as_settings(settings)
-    make_config(kind.Config, kind.presets, preset, given)
-    chosen = make_grid(grid, kind.Config)
-    numbers = tuple(range(seeds)) if isinstance(seeds, int) else tuple(seeds)
-    if not numbers:
-        raise UsageError(f"seeds {seeds!r}: expected at least one")
-    for name in probes or ():
-        host.probes[name]
-    if (count := chosen.size * len(numbers)) > MOST_POINTS and not yes:
-        raise UsageError(
-            f"the grid has {count:,} points ({chosen.size:,} configs, {len(numbers)} seeds): add --yes to run them"
-        )
-    plan = SweepPlan(
-        task=task,
-        kind=kind,
-        preset=preset,
-        base=tuple(given),
-        grid=chosen,
-        seeds=numbers,
-        runs=runs_folder(runs),
-        device=device,
-        probes=tuple(probes) if probes else None,
-        plugin_dirs=tuple(plugin_dirs),
-        host=host,
-        ensemble=ensemble,
-    )
-    _ = plan.points  # a value that the config refuses is told now
-    return plan
 
 
 def sweep(
@@ -258,7 +126,7 @@ def gather(
 
 def _row(plan: SweepPlan, point: Point, measures: Sequence[Measure], failure: str) -> dict[str, Any]:
     """One point of the table: its keys, seed, measures (None where it has none), how it stands, and where it is."""
-    row: dict[str, Any] = {key: _plain(_at(point.config, key)) for key in plan.grid.keys} | {"seed": point.seed}
+    row: dict[str, Any] = {key: _plain(setting_at(point.config, key)) for key in plan.grid.keys} | {"seed": point.seed}
     status, seconds = plan.status(point), None
     values: dict[str, Any] = {measure.text: None for measure in measures}
     censored = False
@@ -317,7 +185,7 @@ class Sweep:
     @cached_property
     def columns(self) -> dict[str, list[float]]:
         """The columns that the law is in, over the finished points: config keys, or features that the task names."""
-        return {key: [_value(self.plan, p, key) for p in self._measured_points] for key in self.fit}
+        return {key: [column_value(self.plan, p, key) for p in self._measured_points] for key in self.fit}
 
     @cached_property
     def law(self) -> Law | None:
@@ -382,8 +250,8 @@ class Sweep:
     def save(self) -> None:
         """Writes table.csv, table.parquet, the pictures and sweep.json."""
         from stagelens.figures.sweeps import write_figures
-        from stagelens.files import write_text, writing
-        from stagelens.plain import json_text
+        from stagelens.documents import save_sealed
+        from stagelens.files import writing
 
         try:
             (self.folder / "figures").mkdir(parents=True, exist_ok=True)
@@ -394,7 +262,7 @@ class Sweep:
         with writing(self.folder / "table.parquet") as aside:
             self.table.to_parquet(aside, index=False)
         write_figures(self, self.folder / "figures")
-        write_text(self.folder / FILE, json_text(self.to_dict()) + "\n")
+        save_sealed(self.folder / FILE, self.to_dict())
 
     def to_dict(self) -> dict[str, Any]:
         """What `stagelens sweep --json` prints."""
@@ -412,34 +280,6 @@ class Sweep:
             "failures": self.failed,
             "files": self.files,
         }
-
-
-def check_columns(plan: SweepPlan, columns: Sequence[str]) -> None:
-    """A law is in numeric config keys, or in features that the task names."""
-    if not columns:
-        return
-    first = plan.points[0]
-    features = plan.kind(first.config, first.seed).features()
-    for key in columns:
-        if key in features:
-            continue
-        if key.partition(".")[0] not in plan.kind.Config.model_fields:
-            known = [*plan.grid.keys, *features]
-            raise unknown("column to fit", key, known, "a law is in keys of the grid or features of the task")
-        if not isinstance(_at(first.config, key), int | float):
-            raise UsageError(f"--fit {key!r}: its values are no numbers ({_at(first.config, key)!r})")
-
-
-def _value(plan: SweepPlan, point: Point, column: str) -> float:
-    features = plan.kind(point.config, point.seed).features()
-    return float(features[column] if column in features else _at(point.config, column))
-
-
-def _at(config: Any, key: str) -> Any:
-    """The value of a config key, nested ones with dots."""
-    for part in key.split("."):
-        config = getattr(config, part)
-    return config
 
 
 def _plain(value: Any) -> Any:

@@ -41,6 +41,14 @@ class Column:
     def coordinate(self, dim: str) -> tuple[Any, ...]:
         return dict(self.coords).get(dim) or tuple(range(self.shape[self.dims.index(dim)]))
 
+    def label(self, code: float) -> str:
+        """What `code` stands for; a code without a label stands for itself."""
+        return label_of(self.labels, code)
+
+
+def label_of(labels: Sequence[str], code: float) -> str:
+    return labels[int(code)] if 0 <= code < len(labels) else f"{code:g}"
+
 
 Layout = tuple[Column, ...]
 
@@ -54,15 +62,24 @@ class Measurement:
     values: Floats
 
 
-def pack(step: float, readings: Iterable[Reading]) -> Measurement:
-    """`readings` as one measurement."""
+def pack(step: float, readings: Iterable[Reading], known: Mapping[str, Column] | None = None) -> Measurement:
+    """`readings` as one measurement; a column that is among the `known` ones is taken from there."""
     columns, values = [], []
     for reading in readings:
         array = reading.array()
-        coords = tuple((dim, tuple(_plain(value) for value in labels)) for dim, labels in reading.coords.items())
-        columns.append(Column(reading.name, tuple(reading.dims), array.shape, coords, tuple(reading.labels)))
+        columns.append(column_of(reading, array.shape, (known or {}).get(reading.name)))
         values.append(array.ravel())
     return Measurement(step, tuple(columns), np.concatenate(values) if values else np.empty(0))
+
+
+def column_of(reading: Reading, shape: tuple[int, ...], known: Column | None = None) -> Column:
+    """The column of `reading`; `known` itself where nothing about it is different."""
+    form = (tuple(reading.dims), shape, tuple((dim, tuple(labels)) for dim, labels in reading.coords.items()))
+    labels = tuple(reading.labels)
+    if known is not None and (known.dims, known.shape, known.coords) == form and known.labels == labels:
+        return known
+    coords = tuple((dim, tuple(_plain(value) for value in values)) for dim, values in form[2])
+    return Column(reading.name, form[0], shape, coords, labels)
 
 
 def layout_to_json(layout: Layout) -> str:
@@ -70,9 +87,25 @@ def layout_to_json(layout: Layout) -> str:
 
 
 def layout_from_json(text: str) -> Layout:
-    return tuple(
-        Column(n, tuple(d), tuple(s), tuple((k, tuple(v)) for k, v in c), tuple(b))
-        for n, d, s, c, b in json.loads(text)
+    """The layout that `layout_to_json` wrote; what it cannot have written is a `ValueError`."""
+    read = json.loads(text)
+    json.dumps(read, ensure_ascii=False).encode()  # half a surrogate pair is no text that can be shown
+    layout = tuple(
+        Column(n, tuple(d), tuple(s), tuple((k, tuple(v)) for k, v in c), tuple(b)) for n, d, s, c, b in read
+    )
+    if len({column.name for column in layout}) < len(layout) or not all(map(_can_be, layout)):
+        raise ValueError("its layout is none of a timeline")
+    return layout
+
+
+def _can_be(column: Column) -> bool:
+    sizes = dict(zip(column.dims, column.shape, strict=True))
+    return (
+        all(isinstance(word, str) for word in (column.name, *column.dims, *column.labels))
+        and all(type(size) is int and size >= 0 for size in column.shape)
+        and len(sizes) == len(column.dims)
+        and all(len(labels) == sizes.get(dim) for dim, labels in column.coords)
+        and all(isinstance(label, str | int | float) for _, labels in column.coords for label in labels)
     )
 
 
@@ -102,7 +135,8 @@ class Timeline(Mapping[str, Any]):
     def steps(self) -> NDArray[Any]:
         """The measured steps (int64), or times of a flow (float64), sorted."""
         steps = np.array([m.step for m in self._measurements], dtype=np.float64)
-        whole = steps.astype(np.int64)
+        with np.errstate(invalid="ignore"):  # a time beyond the whole numbers
+            whole = steps.astype(np.int64)
         return whole if np.array_equal(whole, steps) else steps
 
     def column(self, name: str) -> Column:

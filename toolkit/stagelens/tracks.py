@@ -56,7 +56,7 @@ class Track:
 
     def restore(self, most: int | None = None) -> int:
         """Puts the newest checkpoint (of at most step `most`) back, with all measured up to it; returns its step."""
-        found = checkpoint.latest(self.writer.folder, self.training.task.id, most)
+        found = checkpoint.latest(self.writer.folder, self.training.task.id, most, self.writer.manifest.content)
         if found is None:
             self.store.forget_after(-1)
             return 0
@@ -66,11 +66,17 @@ class Track:
             raise EnvironmentFault(
                 f"{self.store.path} has lost what was measured up to step {step}; restore it from a copy"
             )
-        self.training.load_state(state)
-        self.recorder.load_state(state["recorder"], measurements)
+        with checkpoint.fitting(checkpoint.path_of(self.writer.folder, step)):
+            self.training.load_state(state)
+            self.recorder.load_state(state["recorder"], measurements)
         self.store.forget_after(step)
         self.losses = [(m.step, _loss_of(m)) for m in measurements]
         self.to_measure = self.schedule.next_after(int(self.losses[-1][0]), self.steps, self.losses)
+        if self.to_measure is not None and self.to_measure <= step:
+            raise EnvironmentFault(
+                f"{self.store.path} has lost what was measured from step {self.to_measure} to {step}; "
+                "restore it from a copy"
+            )
         self.to_save -= {step}
         return step
 
@@ -86,7 +92,7 @@ class Track:
             self._measured(step, readings)
         if step in self.to_save or save:
             state = self.training.state() | {"recorder": self.recorder.state()}
-            checkpoint.save(self.writer.folder, step, self.training.task.id, state)
+            checkpoint.save(self.writer.folder, step, self.training.task.id, state, self.writer.manifest.content)
 
     def _keep(self, measurement: Measurement, _: Sequence[Reading]) -> None:
         if not math.isfinite(_loss_of(measurement)):

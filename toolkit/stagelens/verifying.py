@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import time
 import traceback
 from collections.abc import Iterable, Iterator, Sequence
@@ -12,8 +11,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from stagelens.claims import BUDGETS, Check, Claim, Result
+from stagelens.documents import load_sealed, save_sealed
 from stagelens.errors import EnvironmentFault, StagelensError, UsageError, unknown
-from stagelens.files import write_text
 from stagelens.lab import Lab, Watch, cache_folder
 
 if TYPE_CHECKING:
@@ -184,8 +183,8 @@ def _load(ref: ClaimRef) -> Claim:
 def last_results(plugin: str, cache: str | Path | None = None) -> list[Result]:
     """The claims of `plugin` as they were last verified, by id; none where they never were."""
     try:
-        kept = json.loads(_kept_in(cache_folder(cache), plugin).read_text(encoding="utf-8"))
-        return [Result.from_dict(values) for values in kept]
+        kept = load_sealed(_kept_in(cache_folder(cache), plugin))
+        return [Result.from_dict(values) for values in kept["results"]]
     except (OSError, ValueError, TypeError, KeyError):  # never verified, or by another version of stagelens
         return []
 
@@ -205,7 +204,7 @@ def keep(result: Result, folder: Path) -> None:
             results[result.id] = result
         else:
             results.setdefault(result.id, result)
-        write_text(path, json.dumps([kept.to_dict() for kept in results.values()], indent=2, allow_nan=False) + "\n")
+        save_sealed(path, {"results": [kept.to_dict() for kept in results.values()]})
 
 
 def _kept_in(folder: Path, plugin: str) -> Path:

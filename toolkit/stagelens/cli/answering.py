@@ -1,4 +1,4 @@
-"""`stages`, `compare`, `report`: from runs to answers. Only a report's attention maps need torch."""
+"""`stages`, `compare`, `report`: from runs to answers. Only a report imports plugins, and torch for its attention maps."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from stagelens.cli.state import State
 
 if TYPE_CHECKING:
     from stagelens.comparing import Comparison
+    from stagelens.host import Host
     from stagelens.runs import Run
 
 RunArguments = Annotated[list[str], typer.Argument(metavar="RUN...", help="Names or paths of runs.")]
@@ -23,7 +24,6 @@ STAGE_COLUMNS = ("kind", "start", "end", "level", "drop", "at", "name")
 
 @app.command()
 def stages(
-    context: typer.Context,
     curve: Annotated[str, typer.Argument(metavar="RUN_or_CSV", help="A run, or a csv file with step,value.")],
     metric: Annotated[
         str | None, typer.Option(metavar="NAME", help="A series of the run, or a column (default: the run's metric).")
@@ -31,11 +31,11 @@ def stages(
     runs: Runs = None,
     json: Json = False,
 ) -> None:
-    """Find the plateaus and transitions of a run's series, or of any curve.
+    """Find the stages of a run, or of any curve.
 
-    Example: [cyan]stagelens stages losses.csv[/]
+    Example: stagelens stages losses.csv
     """
-    found = _csv_stages(Path(curve), metric) if _is_file(curve) else _run_stages(context.obj, curve, metric, runs)
+    found = _csv_stages(Path(curve), metric) if _is_file(curve) else _run_stages(curve, metric, runs)
     if json:
         output.print_json(found)
         return
@@ -46,7 +46,6 @@ def stages(
 
 @app.command()
 def compare(
-    context: typer.Context,
     run: RunArguments,
     probe: Annotated[
         list[str] | None,
@@ -63,16 +62,16 @@ def compare(
     runs: Runs = None,
     json: Json = False,
 ) -> None:
-    """Put runs, seeds and tasks side by side on a common axis.
+    """Put runs side by side on a common axis.
 
-    Example: [cyan]stagelens compare RUN1 RUN2 --probe attention_sparsity/entropy --align stage -o both.png[/]
+    Example: stagelens compare RUN1 RUN2 --align stage -o both.png
     """
     from stagelens.comparing import check_suffix
     from stagelens.comparing import compare as put_together
 
     if to is not None:
         check_suffix(to)
-    opened = _open(context.obj, run, runs)
+    opened = _open(run, runs)
     comparison = put_together(opened, probe or (), align, relative=relative)
     file = str(comparison.save(to)) if to is not None else None
     if json:
@@ -96,9 +95,9 @@ def report(
     runs: Runs = None,
     json: Json = False,
 ) -> None:
-    """Write one self-contained html page of a run, or of several with their comparison.
+    """Write one self-contained html page of runs.
 
-    Example: [cyan]stagelens report markov-minimal-quick-seed0[/]
+    Example: stagelens report markov-minimal-quick-seed0
     """
     from stagelens.errors import UsageError
     from stagelens.report import write_comparison, write_report
@@ -107,7 +106,8 @@ def report(
         raise UsageError(f"cannot write {str(to)!r}: a report is an html page; give a FILE that ends in .html")
     if to is not None and not to.parent.is_dir():
         raise UsageError(f"cannot write {to}: {to.parent} is no folder; make it or give another FILE")
-    opened = _open(context.obj, run, runs)
+    state: State = context.obj
+    opened = _open(run, runs, state.host)  # a page shows what theory says, which the task's plugin knows
     path = write_report(opened[0], to) if len(opened) == 1 else write_comparison(opened, to)
     if json:
         output.print_json({"runs": [str(one.folder) for one in opened], "file": str(path)})
@@ -135,11 +135,11 @@ def _with_spread(row: dict[str, Any], column: str) -> Any:
     return row[column] if not ends else f"{output.show(row[column])} ({output.show(ends[0])}..{output.show(ends[1])})"
 
 
-def _open(state: State, names: list[str], runs: Path | None) -> list[Run]:
+def _open(names: list[str], runs: Path | None, host: Host | None = None) -> list[Run]:
     from stagelens.runs import load, points_of
 
     given = [[*map(str, points_of(name, runs))] or [name] for name in dict.fromkeys(names)]
-    return [load(one, runs, state.host) for several in given for one in several]
+    return [load(one, runs, host) for several in given for one in several]
 
 
 def _is_file(given: str) -> bool:
@@ -156,13 +156,13 @@ def _csv_stages(path: Path, metric: str | None) -> dict[str, Any]:
     return _answer(curve.metric, "", detect_stages(curve.steps, curve.values))
 
 
-def _run_stages(state: State, name: str, metric: str | None, runs: Path | None) -> dict[str, Any]:
+def _run_stages(name: str, metric: str | None, runs: Path | None) -> dict[str, Any]:
     """The stages of a run's series; one of several numbers is reduced by the rule that the answer states."""
     from stagelens.members import Members
     from stagelens.runs import load
     from stagelens.stages import detect_stages
 
-    run = load(name, runs, state.host)
+    run = load(name, runs)
     metric = metric or run.manifest.metric
     members = Members.open(run)
     run.timeline.column(metric)  # an unknown series is told with the known ones

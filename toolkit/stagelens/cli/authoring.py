@@ -19,7 +19,9 @@ def new_plugin(
     into: Annotated[Path, typer.Option(metavar="DIR", help="The folder to make it in.")] = Path(),
     json: Annotated[bool, typer.Option("--json", help="Print one JSON document instead of text.")] = False,
 ) -> None:
-    """Write a working plugin: a task, a probe, a claim and their tests.
+    """Write a working plugin to start from.
+
+    It has a task, a probe, a claim and their tests.
 
     Example: stagelens new-plugin my-paper && pip install -e my-paper && stagelens run my-paper
     """

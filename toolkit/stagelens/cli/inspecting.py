@@ -1,4 +1,4 @@
-"""`runs`, `show`, `export`: looking at what is on disk. None of it needs torch."""
+"""`runs`, `show`, `export`: looking at what is on disk. None of it needs torch, or imports a plugin."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ from stagelens.cli import output
 from stagelens.cli.listing import Json
 from stagelens.cli.main import app
 from stagelens.cli.running import Runs
-from stagelens.cli.state import State
 
 if TYPE_CHECKING:
     from stagelens.runs import Run
@@ -20,15 +19,14 @@ RunArgument = Annotated[str, typer.Argument(metavar="RUN", help="A run's name or
 
 
 @app.command(name="runs")
-def runs_(context: typer.Context, runs: Runs = None, json: Json = False) -> None:
+def runs_(runs: Runs = None, json: Json = False) -> None:
     """List the runs.
 
     Example: stagelens runs
     """
     from stagelens.runs import catalogue, runs_folder
 
-    state: State = context.obj
-    found = catalogue(runs, state.host)
+    found = catalogue(runs)
     rows = [
         {
             "run": str(run.folder),
@@ -56,15 +54,14 @@ def runs_(context: typer.Context, runs: Runs = None, json: Json = False) -> None
 
 
 @app.command()
-def show(context: typer.Context, run: RunArgument, runs: Runs = None, json: Json = False) -> None:
+def show(run: RunArgument, runs: Runs = None, json: Json = False) -> None:
     """Show one run: status, stages, phases, last readings.
 
     Example: stagelens show markov-minimal-quick-seed0
     """
     from stagelens.runs import load
 
-    state: State = context.obj
-    opened = load(run, runs, state.host)
+    opened = load(run, runs)
     if json:
         output.print_json(opened.summary())
     else:
@@ -73,7 +70,6 @@ def show(context: typer.Context, run: RunArgument, runs: Runs = None, json: Json
 
 @app.command()
 def export(
-    context: typer.Context,
     run: RunArgument,
     format: Annotated[str, typer.Option("--format", help="parquet, netcdf or csv")] = "parquet",
     to: Annotated[
@@ -90,8 +86,7 @@ def export(
     from stagelens.export import export as write
     from stagelens.runs import load
 
-    state: State = context.obj
-    path = write(load(run, runs, state.host), format, to)
+    path = write(load(run, runs), format, to)
     if json:
         output.print_json({"run": run, "format": format, "file": str(path)})
     else:

@@ -41,7 +41,7 @@ def tasks(context: typer.Context, json: Json = False) -> None:
 
 @app.command()
 def probes(context: typer.Context, json: Json = False) -> None:
-    """List the probes, their readings, and what each costs.
+    """List the probes, their readings and cost.
 
     Example: stagelens probes
     """
@@ -70,26 +70,33 @@ def probes(context: typer.Context, json: Json = False) -> None:
 
 @app.command()
 def plugins(context: typer.Context, json: Json = False) -> None:
-    """List the plugins with version and status.
+    """List the plugins, and where each comes from.
 
-    Example: stagelens plugins
+    Before it, --no-plugins lists without importing.
+
+    Example: stagelens --no-plugins plugins
     """
     from stagelens.host import make_host
 
     state: State = context.obj
-    found = make_host(state.plugin_dirs).plugins
+    found = make_host(state.plugin_dirs, allow=state.allowed).plugins
     if json:
         output.print_json([vars(plugin) for plugin in found])
     else:
         output.print_table(
-            ["plugin", "version", "status", "file", "error"],
-            [[p.name, p.version, p.status, p.file, p.error] for p in found],
+            ["plugin", "distribution", "version", "status", "file", "error"],
+            [[p.name, p.distribution, p.version, p.status, p.file, p.error] for p in found],
         )
 
 
 @app.command()
 def doctor(context: typer.Context, json: Json = False) -> None:
-    """Check versions, device, plugins and the runs folder; say what is wrong and how to mend it."""
+    """Check the installation; say how to mend it.
+
+    Versions, device, plugins and the folder of runs are looked at.
+
+    Example: stagelens doctor
+    """
     from stagelens.doctor import examine
 
     state: State = context.obj

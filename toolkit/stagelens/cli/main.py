@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import sys
 from typing import Annotated
 
@@ -11,6 +12,7 @@ from stagelens.cli import output
 from stagelens.cli.group import Group
 from stagelens.cli.state import State
 from stagelens.errors import StagelensError
+from stagelens.memory import within_memory
 
 app = typer.Typer(
     name="stagelens",
@@ -41,11 +43,24 @@ def setup(
         list[str] | None,
         typer.Option(metavar="DIR", help="A folder, file or module with plugins under development; may be repeated."),
     ] = None,
+    no_plugins: Annotated[
+        bool, typer.Option("--no-plugins", help="Import no plugin but those that come with stagelens.")
+    ] = False,
+    allow: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME", help="As --no-plugins, but let this plugin in; may be repeated."),
+    ] = None,
     version: Annotated[  # noqa: ARG001  acted upon by its callback
         bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version.")
     ] = False,
 ) -> None:
-    context.obj = State(plugin_dir or [])
+    allowed = allow or ([] if no_plugins else None)
+    if allowed is not None:
+        from stagelens.discovery import ALLOW
+        from stagelens.executors.local import environment
+
+        context.with_resource(environment({ALLOW: ",".join(allowed)}))  # also for the processes of this one
+    context.obj = State(plugin_dir or [], allowed)
 
 
 def main() -> None:
@@ -62,10 +77,12 @@ def main() -> None:
     )
 
     try:
-        sys.exit(app(sys.argv[1:] or ["--help"], standalone_mode=False))
+        with within_memory():
+            sys.exit(app(sys.argv[1:] or ["--help"], standalone_mode=False))
     except _BadUsage as error:
         message, context = error.format_message(), error.ctx  # type: ignore[attr-defined]
-        output.complain(f"{message.rstrip('.')}; see `{context.command_path} --help`")
+        where = context.command_path if context else "stagelens"  # the parser's own errors have none
+        output.complain(f"{message.rstrip('.')}; see `{where} --help`")
         sys.exit(2)
     except StagelensError as error:
         output.complain(str(error))
@@ -73,3 +90,8 @@ def main() -> None:
     except BrokenPipeError:
         sys.stderr.close()
         sys.exit(0)
+    except OSError as error:
+        if error.errno not in (errno.ENAMETOOLONG, errno.ELOOP):
+            raise
+        output.complain(f"{str(error.filename)!r} cannot name a file ({error.strerror}); give another name")
+        sys.exit(2)

@@ -10,6 +10,8 @@ from typing import Any
 
 import typer
 
+MOST = 2000  # characters of an error: the known names are among them
+
 
 def print_json(document: Any) -> None:
     """One JSON document; nan and infinity, which JSON lacks, become null."""
@@ -21,11 +23,12 @@ def print_table(columns: Sequence[str], rows: Iterable[Sequence[Any]], title: st
     from rich.table import Table
     from rich.text import Text
 
-    table = Table(title=title or None, title_justify="left", box=None, pad_edge=False, header_style="bold")
+    named = Text(visible(title), "table.title") if title else None  # a plain str could hold rich's markup
+    table = Table(title=named, title_justify="left", box=None, pad_edge=False, header_style="bold")
     for column in columns:
-        table.add_column(column, overflow="fold")
+        table.add_column(Text(visible(column)), overflow="fold")
     for row in rows:
-        table.add_row(*(Text(show(value)) for value in row))
+        table.add_row(*(Text(visible(show(value))) for value in row))
     Console().print(table)
 
 
@@ -41,16 +44,27 @@ def show(value: Any) -> str:
 
 
 def say(text: str) -> None:
-    typer.echo(text)
+    typer.echo(visible(text))
+
+
+def visible(text: str) -> str:
+    """`text` without what would move a terminal's cursor, colour it or turn it around: names may be anybody's."""
+    return text if text.isprintable() else "".join(c if c.isprintable() or c == "\n" else ascii(c)[1:-1] for c in text)
 
 
 def warn(text: str) -> None:
-    typer.secho(f"warning: {text}", fg="yellow", err=True)
+    typer.secho(f"warning: {one_line(text)}", fg="yellow", err=True)
 
 
 def complain(text: str) -> None:
     typer.secho("error: ", fg="red", bold=True, err=True, nl=False)
-    typer.echo(" ".join(text.split()), err=True)
+    typer.echo(one_line(text), err=True)
+
+
+def one_line(text: str) -> str:
+    """`text` in one line that a terminal can show: without control characters, and without the middle of a long one."""
+    line = visible(" ".join(text.split()))
+    return line if len(line) <= MOST else f"{line[: MOST // 2]} ... {line[-MOST // 2 :]}"
 
 
 def is_terminal() -> bool:

@@ -31,7 +31,9 @@ def probe(
     name: Annotated[str | None, typer.Option(help="The run's name (default: after the folder).")] = None,
     json: Json = False,
 ) -> None:
-    """Make a timeline, with stages and pictures, from saved checkpoints of any HookedTransformer.
+    """Make a timeline from saved checkpoints.
+
+    Of any HookedTransformer, with stages and pictures.
 
     A folder holds config.json (`model.cfg.to_dict()`) and weights named by step, as safetensors or as a state dict.
 

@@ -50,7 +50,7 @@ def run(
     ] = False,
     json: Json = False,
 ) -> None:
-    """Train or integrate a task, probe it, find its stages, and write a report.
+    """Train or integrate a task; probe and report.
 
     Example: stagelens run markov --seed 1 --set steps=800
     """

@@ -15,13 +15,14 @@ if TYPE_CHECKING:
 @dataclass
 class State:
     plugin_dirs: list[str]
+    allowed: list[str] | None = None  # the foreign plugins to load; None: all
 
     @cached_property
     def host(self) -> Host:
         """The host; plugins that failed are named on stderr, and everything else goes on."""
         from stagelens.host import make_host
 
-        host = make_host(self.plugin_dirs)
+        host = make_host(self.plugin_dirs, allow=self.allowed)
         for plugin in host.failed:
             output.warn(f"plugin {plugin.name!r} failed: {plugin.error} ({plugin.file})")
         return host

@@ -65,7 +65,9 @@ def sweep(
     yes: Annotated[bool, typer.Option("--yes", help="Run even more than 10000 points.")] = False,
     json: Json = False,
 ) -> None:
-    """Run a task over a grid of settings and seeds; give a table, a picture and a power law.
+    """Run a task over a grid; fit the law in it.
+
+    It gives a table, pictures and, with --fit, a power law with intervals.
 
     Points that are there are not run again: a repeated or interrupted sweep goes on with what is missing.
 

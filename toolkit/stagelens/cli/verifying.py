@@ -46,7 +46,9 @@ def verify(
     debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of a claim that raises.")] = False,
     json: Json = False,
 ) -> None:
-    """Check the claims of the papers: what was measured, beside what the paper says.
+    """Check the claims of the papers.
+
+    What was measured stands beside what the paper says.
 
     Runs are kept and shared: what was trained once is not trained again until something that it depends on changes.
 

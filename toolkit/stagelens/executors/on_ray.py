@@ -18,6 +18,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from stagelens.discovery import ALLOW
 from stagelens.errors import EnvironmentFault, UsageError, unknown
 from stagelens.executors import RETRIES, THREAD_VARIABLES, cores
 from stagelens.executors.work import Job, Outcome, perform
@@ -60,6 +61,7 @@ class OnRay:
 
     def _done(self, ray: Any, jobs: Sequence[Job]) -> Generator[tuple[Job, Outcome]]:
         variables = dict.fromkeys(THREAD_VARIABLES, str(self.threads))
+        variables |= {name: value for name, value in os.environ.items() if name == ALLOW}
         work = ray.remote(perform if self.results == "shared" else perform_apart).options(
             num_cpus=self.threads, max_retries=self.retries, runtime_env={"env_vars": variables}
         )

@@ -66,7 +66,7 @@ def specialization_figure(run: Run) -> Figure | None:
     column, values = run.timeline.column(MASS), run.timeline.series(MASS)  # [step, layer, head, group]
     n_layers, n_heads, n_groups = values.shape[1:]
     shape, margin = (n_layers, n_heads), (0.65, 1.35, 0.6, 0.5)
-    figure, axes = grid(shape, panel=(2.1, 1.75), gap=(0.15, 0.35), margin=margin, sharex=True, sharey=True)
+    figure, axes = grid(shape, panel=(2.1, 1.75), gap=(0.35, 0.35), margin=margin, sharex=True, sharey=True)
     layers = column.coordinate("layer")
     for layer, head in np.ndindex(n_layers, n_heads):
         axis = axes[layer, head]

@@ -1,0 +1,248 @@
+"""What holds of every probe on any transformer: its range, and what must not change it, or must in a known way.
+
+`test_probe_invariances` has the same for three of them on activations that no model would make.
+"""
+
+from __future__ import annotations
+
+from copy import deepcopy
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from probe_models import PATTERN, Written, measured, next_token_loss, tokens, transformer
+from test_every_probe import NAMES, Everything
+
+import stagelens as sl
+from stagelens_probes import PROBES
+from stagelens_probes.curvature import TOLERANCE
+
+few = settings(max_examples=4)
+HEAD_PARAMETERS = ("W_Q", "W_K", "W_V", "W_O", "b_Q", "b_K", "b_V")
+ROUND = 1e-9  # in double precision
+CURVATURE = ("curvature/largest", "curvature/smallest")
+
+# The least and the largest that each reading can be; None: there is no bound. K: keys, D: d_head, both of the model.
+RANGES: dict[str, tuple[Any, Any]] = {
+    "attention_sparsity/entropy": (0, "log K"),
+    "attention_sparsity/effective_keys": (1, "K"),
+    "attention_sparsity/top_mass": ("1 / K", 1),
+    "attention_sparsity/sparsity": (0, 1),
+    "head_specialization/mass": (0, 1),
+    "head_specialization/leader": (0, 2),
+    "head_specialization/overlap": (0, 1),
+    "head_specialization/coverage": (0, 1),
+    "head_specialization/phase": (0, 2),
+    "induction/prefix_matching": (0, 1),
+    "induction/previous_token": (0, 1),
+    "induction/duplicate_token": (0, 1),
+    "induction/copying": (-1, 1),
+    "induction/icl_score": (None, None),
+    "qk_alignment/explained": (0, 1),
+    "qk_alignment/effective_rank": (1, "D"),
+    "qk_alignment/rank": (1, "D"),
+    "qk_alignment/key_query": (0, 1),
+    "qk_alignment/leading": (-1, 1),
+    "qk_alignment/reference": (0, 1),
+    "kl_to_references/kl": (0, None),
+    "loss_by_position/loss": (0, None),
+    "weight_norms/norm": (0, None),
+    "weight_norms/head_norm": (0, None),
+    "conserved/value": (None, None),
+    "conserved/drift": (0, None),
+    "head_ablation/zero": (None, None),
+    "head_ablation/mean": (None, None),
+    "gradient/norm": (0, None),
+    "gradient/cosine": (-1, 1),
+    "curvature/largest": (None, None),
+    "curvature/smallest": (None, None),
+}
+
+
+@st.composite
+def models(draw: Any) -> Any:
+    """A transformer of any small size, with weights large enough for its heads to differ."""
+    changes = {
+        "n_layers": draw(st.integers(1, 2)),
+        "n_heads": draw(st.integers(2, 4)),
+        "d_head": 4,  # as long as the directions that the task names
+        "d_mlp": draw(st.sampled_from([None, 8])),
+        "normalization": draw(st.sampled_from(["layer", "none"])),
+        "positions": draw(st.sampled_from(["learned", "sinusoidal", "alibi"])),
+        "init_scale": draw(st.sampled_from([0.3, 1.0, 2.0])),
+        "seed": draw(st.integers(0, 10**6)),
+    }
+    return transformer(**changes).double()
+
+
+class Task(Everything):
+    def __init__(self, model: Any, scale: float = 1.0) -> None:
+        super().__init__(sl.TaskConfig())
+        self.model, self.scale = model, scale
+
+    def build_model(self) -> Any:
+        return self.model
+
+    def loss(self, model: Any, batch: Any) -> Any:
+        return self.scale * next_token_loss(model, batch)
+
+
+def all_readings(model: Any, batch: torch.Tensor, scale: float = 1.0) -> dict[str, sl.Reading]:
+    """Every reading of every probe, of the second of two measurements."""
+    recorder = sl.Recorder(model, probes=NAMES, batch=batch, task=Task(model, scale))
+    recorder.measure(0)
+    found = {reading.name: reading for reading in recorder.measure(1) if "/" in reading.name}
+    assert not recorder.problems and not recorder.skipped, (recorder.problems, recorder.skipped)
+    return found
+
+
+def assert_equal(found: dict[str, sl.Reading], expected: dict[str, np.ndarray]) -> None:
+    """Up to rounding; the Hessian's eigenvalues to the probe's tolerance, which is a share of the larger one.
+
+    They are sought from one vector, whatever the order of the heads.
+    """
+    steepest = max((abs(float(expected[name])) for name in CURVATURE if name in expected), default=0.0)
+    for name, values in expected.items():
+        tolerance = 2 * TOLERANCE * steepest if name in CURVATURE else ROUND * max(1.0, np.abs(values).max())
+        np.testing.assert_allclose(found[name].array(), values, rtol=0, atol=tolerance, err_msg=name)
+
+
+def test_every_reading_of_every_probe_has_its_range_here():
+    assert set(RANGES) == {f"{ref.name}/{reading}" for ref in PROBES for reading in ref.readings}
+
+
+@few
+@given(models(), st.integers(1, 5), st.integers(2, 10))
+def test_readings_stay_in_their_ranges(model, n, length):
+    found = all_readings(model, tokens(n, length))
+    sizes = {"K": length, "log K": np.log(length), "1 / K": 1 / length, "D": 4}
+    for name, (low, high) in RANGES.items():
+        values = found[name].array()
+        assert np.isfinite(values).all(), name
+        assert low is None or (values >= sizes.get(low, low) - ROUND).all(), (name, values.min())
+        assert high is None or (values <= sizes.get(high, high) + ROUND).all(), (name, values.max())
+    mass, explained, leading, norms = (
+        found[name].array()
+        for name in ("head_specialization/mass", "qk_alignment/explained", "qk_alignment/leading", "gradient/norm")
+    )
+    assert (mass.sum(-1) >= 1 - ROUND).all()  # the groups and the rest take in every key; groups may overlap
+    np.testing.assert_allclose(explained.sum(-1), 1)
+    np.testing.assert_allclose(np.linalg.norm(leading, axis=-1), 1)
+    assert (found["gradient/cosine"].array() >= 1 - 1e-6).all()  # nothing moved between the two measurements
+    assert (found["conserved/drift"].array() == 0).all()
+    assert found["curvature/smallest"].array() <= found["curvature/largest"].array()
+    np.testing.assert_allclose((norms[1:] ** 2).sum(), norms[0] ** 2)  # the first is of all, the others are its parts
+
+
+@few
+@given(models(), st.randoms(use_true_random=False))
+def test_permuting_the_heads_permutes_what_is_said_of_each_and_leaves_the_rest(model, rng):
+    order = list(range(model.cfg.n_heads))
+    rng.shuffle(order)
+    permuted = deepcopy(model)
+    for block in permuted.blocks:
+        for name in (*HEAD_PARAMETERS, "alibi_slope"):
+            if isinstance(parameter := getattr(block.attn, name, None), torch.nn.Parameter):
+                parameter.data = parameter.data[order]
+    before, after = all_readings(model, tokens()), all_readings(permuted, tokens())
+    assert_equal(
+        after,
+        {
+            name: reading.array().take(order, reading.dims.index("head")) if "head" in reading.dims else reading.array()
+            for name, reading in before.items()
+        },
+    )
+
+
+@few
+@given(models(), st.integers(1, 4), st.integers(2, 3))
+def test_repeating_the_batch_changes_nothing(model, n, times):
+    before = all_readings(model, tokens(n))
+    assert_equal(all_readings(model, tokens(n).repeat(times, 1)), {name: r.array() for name, r in before.items()})
+
+
+@few
+@given(models(), st.sampled_from([0.25, 3.0, 100.0]))
+def test_a_loss_in_other_units_scales_what_is_made_of_it_and_nothing_else(model, scale):
+    scaled = {"head_ablation/zero", "head_ablation/mean", "gradient/norm", "curvature/largest", "curvature/smallest"}
+    before = {name: reading.array() for name, reading in all_readings(model, tokens()).items()}
+    after = all_readings(model, tokens(), scale)
+    assert_equal(after, {name: (scale if name in scaled else 1.0) * values for name, values in before.items()})
+
+
+@few
+@given(models(), st.floats(-100, 100))
+def test_a_constant_on_all_logits_changes_no_reading_of_the_output(model, shift):
+    shifted = deepcopy(model)
+    shifted.unembed.b_U.data += shift
+    before, after = all_readings(model, tokens()), all_readings(shifted, tokens())
+    names = (
+        "kl_to_references/kl",
+        "loss_by_position/loss",
+        "induction/icl_score",
+        "head_ablation/zero",
+        "head_ablation/mean",
+    )
+    assert_equal(after, {name: before[name].array() for name in names})
+
+
+@few
+@given(models(), st.sampled_from([-7.0, -1.0, 0.1, 30.0]))
+def test_values_in_other_units_scale_their_norm_and_keep_or_turn_what_they_copy(model, factor):
+    """`copying` is a ratio of eigenvalues of the circuit, so only the sign of the factor is seen."""
+    scaled = deepcopy(model)
+    for block in scaled.blocks:
+        block.attn.W_V.data *= factor
+    before, after = (measured(m, "induction", tokens()) for m in (model, scaled))
+    np.testing.assert_allclose(after["copying"], np.sign(factor) * before["copying"], atol=1e-7)
+    norms = [sl.Recorder(m, probes=["weight_norms"], batch=tokens()).measure(0) for m in (model, scaled)]
+    by_name = [{r.name: r for r in readings} for readings in norms]
+    for reading, dim in (("norm", "parameter"), ("head_norm", "head_parameter")):
+        one, two = (found[f"weight_norms/{reading}"] for found in by_name)
+        sizes = np.array([abs(factor) if label.endswith("W_V") else 1.0 for label in one.coords[dim]])
+        np.testing.assert_allclose(two.array(), one.array() * sizes.reshape(-1, *[1] * (one.array().ndim - 1)))
+
+
+@settings(max_examples=15)
+@given(st.integers(0, 10**6), st.integers(2, 6), st.integers(2, 4), st.booleans())
+def test_linear_attention_is_read_by_its_shares_so_a_factor_on_a_row_is_not_seen(seed, length, heads, causal):
+    """|a| / sum |a|: of any sign and size, a factor for each query and head of its own."""
+    stream = torch.Generator().manual_seed(seed)
+    pattern = torch.randn(2, heads, length, length, generator=stream, dtype=torch.float64)
+    pattern = pattern.tril() if causal else pattern
+    factor = torch.randn(2, heads, length, 1, generator=stream, dtype=torch.float64).exp()
+    factor[:, ::2] *= -1
+    direction = "causal" if causal else "bidirectional"
+    for probe in ("attention_sparsity", "head_specialization"):
+        before, after = (
+            measured(Written({PATTERN: p}, attention_dir=direction), probe) for p in (pattern, factor * pattern)
+        )
+        for name, values in before.items():
+            np.testing.assert_allclose(after[name], values, atol=ROUND, err_msg=name)
+
+
+@settings(max_examples=15)
+@given(st.integers(0, 10**6), st.integers(3, 8), st.sampled_from([1e-3, 0.5, 40.0]), st.sampled_from([-1e3, -2.0, 0.1]))
+def test_keys_and_queries_in_other_units_span_what_they_spanned(seed, length, by_key, by_query):
+    """Principal components have a direction and no length; the sign of the leading one is a convention."""
+    stream = torch.Generator().manual_seed(seed)
+    k, q = (torch.randn(2, length, 3, 4, generator=stream, dtype=torch.float64) for _ in range(2))
+    before, after = (
+        measured(Written({"blocks.0.attn.hook_k": a, "blocks.0.attn.hook_q": b}), "qk_alignment")
+        for a, b in ((k, q), (by_key * k, by_query * q))
+    )
+    for name, values in before.items():
+        np.testing.assert_allclose(after[name], values, atol=1e-7, err_msg=name)
+
+
+@pytest.mark.parametrize("replaced", ["zero", "mean"])
+def test_taking_out_a_head_that_nobody_hears_changes_nothing(replaced):
+    model = transformer().double()
+    for block in model.blocks:
+        block.attn.W_O.data[1] = 0
+    change = measured(model, "head_ablation", tokens(), loss=next_token_loss)[replaced]
+    np.testing.assert_allclose(change[:, 1], 0, atol=1e-12)
+    assert (np.abs(change[:, [0, 2]]) > 1e-6).all()

@@ -1,0 +1,105 @@
+"""Inputs that nobody meant: each is understood, or refused in one line. `tests/torture` has the long set."""
+
+from __future__ import annotations
+
+import os
+import random
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import pytest
+from fuzz_files import csv_text, yaml_text
+from fuzz_words import HUGE, NUMBERS, ODD_NUMBERS, TEXTS, Words, config_of, host, keys_of
+from fuzzing import call, fault_of, make_world
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from stagelens.config import make_config
+from stagelens.errors import UsageError
+from stagelens.grid import make_grid
+from stagelens.measures import parse_measure
+from stagelens.tables import read_curve
+
+CASES = 70
+TASKS = [name for name, _ in host().tasks]
+values = st.sampled_from([*NUMBERS, *HUGE, *ODD_NUMBERS, *TEXTS]) | st.text(max_size=30)
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory):
+    """A folder to call commands in; this process is there until the end of the module."""
+    folder, before = tmp_path_factory.mktemp("world"), Path.cwd()
+    make_world(folder)
+    os.chdir(folder)
+    yield folder
+    os.chdir(before)
+
+
+def write_files(folder: Path, words: Words, seed: int) -> None:
+    """The curve and the grids that a command line may name, new for each."""
+    rng = random.Random(seed)
+    (folder / "made.csv").write_bytes(csv_text(rng))
+    for name in ("made.yaml", "made.yml"):
+        (folder / name).write_bytes(yaml_text(rng, keys_of(config_of(words.task))))
+
+
+def test_no_command_line_ends_in_a_traceback(world, imports):
+    faults = []
+    for number in range(CASES):
+        words = Words(0, number, works=False)
+        line = words.line()
+        write_files(world, words, number)
+        if fault := fault_of(line, call(line)):
+            faults.append((number, [word[:60] for word in line], fault))
+    assert not faults, faults[:5]
+
+
+def taken_or_refused(function, *given) -> None:
+    """Calls `function`, which may raise a mistake of the user's that says something, and nothing else."""
+    try:
+        function(*given)
+    except UsageError as error:
+        assert len(str(error).split()) > 3
+
+
+def any_setting(data) -> None:
+    kind = host().task(data.draw(st.sampled_from(TASKS))).load()
+    pairs = st.tuples(st.sampled_from(keys_of(kind.Config)), values).map("=".join)
+    taken_or_refused(make_config, kind.Config, kind.presets, "quick", data.draw(st.lists(pairs, max_size=3)))
+
+
+def any_grid(data) -> None:
+    kind = config_of(data.draw(st.sampled_from(TASKS)))
+    key, mark = data.draw(st.sampled_from(keys_of(kind))), data.draw(st.sampled_from([",", ":"]))
+    text = data.draw(st.sampled_from(["", "log:"])) + mark.join(data.draw(st.lists(values, min_size=1, max_size=4)))
+    taken_or_refused(make_grid, [f"{key}={text}"], kind)
+    taken_or_refused(parse_measure, data.draw(values) + data.draw(st.sampled_from(["", ":final", "@1", "[a=1]"])))
+
+
+def any_file(data) -> None:
+    rng, junk, task = data.draw(st.randoms()), data.draw(st.binary(max_size=60)), data.draw(st.sampled_from(TASKS))
+    with TemporaryDirectory() as folder:
+        for text in (csv_text(rng), junk):
+            (file := Path(folder, "curve.csv")).write_bytes(text)
+            taken_or_refused(read_curve, file)
+        for text in (yaml_text(rng, keys_of(config_of(task))), junk):
+            (file := Path(folder, "grid.yaml")).write_bytes(text)
+            taken_or_refused(make_grid, file, config_of(task))
+
+
+@settings(max_examples=40)
+@given(st.data())
+def test_any_setting_of_any_task_is_taken_or_refused(data):
+    any_setting(data)
+
+
+@settings(max_examples=40)
+@given(st.data())
+def test_any_grid_and_any_measure_is_taken_or_refused(data):
+    any_grid(data)
+
+
+@settings(max_examples=40)
+@given(st.data())
+def test_any_curve_and_any_grid_file_is_read_or_refused(data):
+    any_file(data)

@@ -1,0 +1,121 @@
+"""The guard: looking at a model must not change it, nor the random states, nor take more memory each time.
+
+A probe that does is found and named.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from stagelens.errors import StagelensError
+from stagelens.limits import MEMORY_LIMIT, limit
+
+PAGE = os.sysconf("SC_PAGE_SIZE") if hasattr(os, "sysconf") else 4096
+
+
+class ModelChanged(StagelensError):
+    """A probe changed the model that it looked at, so that the training cannot go on from it."""
+
+
+class Misbehaved(Exception):
+    """What a probe did that a probe must not do; the rest goes on without it."""
+
+
+class Guard:
+    """Watches the measurements of one model.
+
+    Comparing before and after costs little, but names nobody. So after a measurement in which something happened,
+    the next one is made with a pass for each probe, and `watching` around it.
+    """
+
+    def __init__(self, model: torch.nn.Module) -> None:
+        self._model = model
+        self._limit = limit(MEMORY_LIMIT)
+        self._measured = 0
+        self._resident = 0.0  # MiB, after the first measurement
+        self._resigned = False
+        self.suspicious = False
+
+    @contextmanager
+    def measuring(self) -> Iterator[None]:
+        """Around a whole measurement; decides how the next one is made."""
+        weights, states = fingerprint(self._model), RandomStates.now()
+        yield
+        if fingerprint(self._model) != weights:
+            raise ModelChanged("the model's parameters were changed while it was looked at")
+        self._measured += 1
+        if self._measured == 1 or self.suspicious:  # what is needed once is there by now, or all have been looked at
+            self._measured, self._resident = 1, resident()
+        self.suspicious = not self._resigned and (RandomStates.now() != states or self._leaks())
+
+    @contextmanager
+    def watching(self) -> Iterator[None]:
+        """Around one probe's part of a measurement; raises where it is the one. What it drew is put back."""
+        weights, states, before = fingerprint(self._model), RandomStates.now(), resident()
+        yield
+        if fingerprint(self._model) != weights:
+            raise ModelChanged("changed the model's parameters")
+        if RandomStates.now() != states:
+            states.restore()
+            raise Misbehaved("it changed the global random state; let it draw from a generator of its own")
+        grown, growth = resident() - before, resident() - self._resident
+        if self._leaks() and grown > max(1.0, growth / self._measured / 2):
+            raise Misbehaved(
+                f"memory has grown by {growth:,.0f} MiB since the first measurement, by {grown:,.0f} MiB in its last "
+                f"one (${MEMORY_LIMIT} sets the limit)"
+            )
+
+    def resign(self) -> None:
+        """Looks no longer for who draws and who keeps memory: the task does it itself."""
+        self._resigned = True
+
+    def _leaks(self) -> bool:
+        return 0 < self._limit < resident() - self._resident
+
+
+def fingerprint(model: torch.nn.Module) -> int:
+    """A checksum of the parameters."""
+    crc = 0
+    for parameter in model.parameters():
+        flat = parameter.detach().cpu().contiguous().reshape(-1)
+        crc = zlib.crc32(flat.view(torch.uint8).numpy(), crc)
+    return crc
+
+
+@dataclass(frozen=True)
+class RandomStates:
+    """The global random states of torch (CPU), numpy and Python."""
+
+    torch: bytes
+    numpy: tuple[Any, ...]
+    python: tuple[Any, ...]
+
+    @classmethod
+    def now(cls) -> RandomStates:
+        state: Any = np.random.get_state()  # noqa: NPY002  the one that others may rely on
+        name, keys, *rest = state
+        return cls(torch.get_rng_state().numpy().tobytes(), (name, keys.tobytes(), *rest), random.getstate())
+
+    def restore(self) -> None:
+        name, keys, *rest = self.numpy
+        torch.set_rng_state(torch.frombuffer(bytearray(self.torch), dtype=torch.uint8))
+        np.random.set_state((name, np.frombuffer(keys, np.uint32), *rest))  # noqa: NPY002
+        random.setstate(self.python)
+
+
+def resident() -> float:
+    """The resident memory of this process in MiB; 0 where the system does not say."""
+    try:
+        with open("/proc/self/statm", "rb") as file:  # noqa: PTH123  twice as fast
+            return int(file.read().split()[1]) * PAGE / 2**20
+    except (OSError, ValueError, IndexError):
+        return 0.0

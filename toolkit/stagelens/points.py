@@ -1,0 +1,193 @@
+"""The points of a sweep: every config and seed of its grid, known and valid before the first of them runs.
+
+A point's folder is named after its content (task, config, seed), so that a repeated sweep runs only what is missing,
+and sweeps of the same task share the points that they have in common.
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from stagelens.config import Config, as_settings, make_config
+from stagelens.errors import StagelensError, UsageError, unknown
+from stagelens.executors import Job
+from stagelens.experiment import Experiment
+from stagelens.grid import Grid, make_grid
+from stagelens.host import Host, make_host
+from stagelens.manifest import load_manifest
+from stagelens.naming import content_name
+from stagelens.running import resolve_task
+from stagelens.runs import runs_folder
+from stagelens.task import Task
+
+POINTS = "points"  # where `runs.points_of` looks for them
+MOST_POINTS = 10_000  # a sweep of more asks whether that is meant
+
+
+@dataclass(frozen=True)
+class Point:
+    """One config and seed of a sweep. `settings` are the grid's own, `name` is its folder."""
+
+    settings: dict[str, str]
+    config: Config
+    seed: int
+    name: str
+
+
+@dataclass(frozen=True)
+class SweepPlan:
+    """A sweep before it starts: every point is known and its config is valid."""
+
+    task: str | type[Experiment]
+    kind: type[Experiment]
+    preset: str
+    base: tuple[str, ...]  # settings of every point, as key=value
+    grid: Grid
+    seeds: tuple[int, ...]
+    runs: Path
+    device: str
+    probes: tuple[str, ...] | None
+    plugin_dirs: tuple[str, ...]
+    host: Host
+    ensemble: bool = True
+
+    @cached_property
+    def points(self) -> list[Point]:
+        return [
+            Point(settings, config, seed, self._name(config, seed))
+            for settings in self.grid
+            for config in [make_config(self.kind.Config, self.kind.presets, self.preset, self._given(settings))]
+            for seed in self.seeds
+        ]
+
+    @property
+    def folder(self) -> Path:
+        """Where the points are."""
+        return self.runs / POINTS
+
+    def status(self, point: Point) -> str:
+        """As in the point's manifest; `missing` where there is none that can be read."""
+        try:
+            return load_manifest(self.folder / point.name).status
+        except StagelensError:
+            return "missing"
+
+    def jobs(self) -> list[Job]:
+        """What is still to do: a config's missing seeds together where they can be trained as one."""
+        missing: dict[tuple[str, ...], list[Point]] = {}
+        together = self.ensemble and issubclass(self.kind, Task)
+        for point in self.points:
+            if self.status(point) != "finished":
+                key = (*point.settings.values(), *([] if together else [str(point.seed)]))
+                missing.setdefault(key, []).append(point)
+        return [
+            Job(
+                task=self.task,
+                preset=self.preset,
+                settings=dict(setting.split("=", 1) for setting in self._given(points[0].settings)),
+                seeds=tuple(point.seed for point in points),
+                names=tuple(point.name for point in points),
+                folder=str(self.folder.resolve()),
+                device=self.device,
+                probes=self.probes,
+                plugin_dirs=self.plugin_dirs,
+            )
+            for points in missing.values()
+        ]
+
+    def command(self, point: Point) -> str:
+        """The command that repeats a point, in its place."""
+        task = self.kind.id
+        settings = [word for setting in self._given(point.settings) for word in ("--set", setting)]
+        words = ["stagelens", "run", task, "--preset", self.preset, *settings, "--seed", str(point.seed)]
+        return shlex.join([*words, "--runs", str(self.folder), "--name", point.name, "--resume"])
+
+    def _given(self, settings: Mapping[str, str]) -> list[str]:
+        return [*self.base, *(f"{key}={value}" for key, value in settings.items())]
+
+    def _name(self, config: Config, seed: int) -> str:
+        content: dict[str, Any] = {"task": self.kind.id, "config": config.model_dump(mode="json"), "seed": seed}
+        if self.probes:
+            content["probes"] = sorted(self.probes)
+        return content_name(self.kind.id, f"seed{seed}", content)
+
+
+def plan_sweep(
+    task: str | type[Experiment],
+    grid: Any,
+    *,
+    seeds: int | Sequence[int] = 1,
+    preset: str = "quick",
+    settings: Sequence[str] | Mapping[str, Any] = (),
+    runs: str | Path | None = None,
+    device: str = "auto",
+    probes: Sequence[str] | None = None,
+    ensemble: bool = True,
+    yes: bool = False,
+    host: Host | None = None,
+    plugin_dirs: Sequence[str] = (),
+) -> SweepPlan:
+    """The points of a sweep. The user's mistakes are told here; more than 10000 points need `yes`."""
+    host = host or make_host(plugin_dirs)
+    _, kind = resolve_task(task, host)
+    given = as_settings(settings)
+    make_config(kind.Config, kind.presets, preset, given)
+    chosen = make_grid(grid, kind.Config)
+    numbers = tuple(range(seeds)) if isinstance(seeds, int) else tuple(seeds)
+    if not numbers:
+        raise UsageError(f"seeds {seeds!r}: expected at least one")
+    for name in probes or ():
+        host.probes[name]
+    if (count := chosen.size * len(numbers)) > MOST_POINTS and not yes:
+        raise UsageError(
+            f"the grid has {count:,} points ({chosen.size:,} configs, {len(numbers)} seeds): add --yes to run them"
+        )
+    plan = SweepPlan(
+        task=task,
+        kind=kind,
+        preset=preset,
+        base=tuple(given),
+        grid=chosen,
+        seeds=numbers,
+        runs=runs_folder(runs),
+        device=device,
+        probes=tuple(probes) if probes else None,
+        plugin_dirs=tuple(plugin_dirs),
+        host=host,
+        ensemble=ensemble,
+    )
+    _ = plan.points  # a value that the config refuses is told now
+    return plan
+
+
+def check_columns(plan: SweepPlan, columns: Sequence[str]) -> None:
+    """A law is in numeric config keys, or in features that the task names."""
+    if not columns:
+        return
+    first = plan.points[0]
+    features = plan.kind(first.config, first.seed).features()
+    for key in columns:
+        if key in features:
+            continue
+        if key.partition(".")[0] not in plan.kind.Config.model_fields:
+            known = [*plan.grid.keys, *features]
+            raise unknown("column to fit", key, known, "a law is in keys of the grid or features of the task")
+        if not isinstance(setting_at(first.config, key), int | float):
+            raise UsageError(f"--fit {key!r}: its values are no numbers ({setting_at(first.config, key)!r})")
+
+
+def column_value(plan: SweepPlan, point: Point, column: str) -> float:
+    features = plan.kind(point.config, point.seed).features()
+    return float(features[column] if column in features else setting_at(point.config, column))
+
+
+def setting_at(config: Any, key: str) -> Any:
+    """The value of a config key, nested ones with dots."""
+    for part in key.split("."):
+        config = getattr(config, part)
+    return config
