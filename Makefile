@@ -10,7 +10,7 @@ demo: $(VENV)/.installed
 	$(RUN) run markov
 
 test: lint types docs
-	$(BIN)/python -m pytest --numprocesses auto
+	$(BIN)/python -m pytest --numprocesses auto --dist loadfile
 
 lint: $(VENV)/.installed-dev
 	$(BIN)/ruff check .

@@ -82,7 +82,7 @@ def _mark_times(axis: Axes, task: Any, run: Run) -> None:
         if time is not None:
             axis.axvline(time / rate, color="0.6", lw=0.8, zorder=0)
             axis.annotate(
-                name, (time / rate, 1), xycoords=("data", "axes fraction"), rotation=90, va="bottom", fontsize=7
+                name, (time / rate, 1.01), xycoords=("data", "axes fraction"), rotation=90, ha="center", fontsize=6
             )
 
 

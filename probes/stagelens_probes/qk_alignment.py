@@ -39,7 +39,7 @@ def principal_components(moment: Tensor) -> tuple[Tensor, Tensor]:
 def shares(variances: Tensor) -> Tensor:
     """Variances [..., component] as ratios of their sum; 0 where there is no variance at all."""
     total = variances.sum(-1, keepdim=True)
-    return torch.where(total > 0, variances / total.clamp(min=torch.finfo(total.dtype).tiny), 0.0)
+    return torch.where(total == 0, 0.0, variances / total.clamp(min=torch.finfo(total.dtype).tiny))
 
 
 def effective_rank(explained: Tensor) -> Tensor:

@@ -9,7 +9,7 @@ from conftest import ROOT
 
 
 @pytest.mark.slow
-def test_it_groks_in_a_fresh_environment_and_compares_with_markov(environment):
+def test_it_groks_in_a_fresh_environment_compares_with_markov_and_passes_its_own_tests(environment):
     environment.install(ROOT / "docs" / "examples" / "grokking")
     ran = json.loads(environment.call("stagelens", "run", "grokking", "--name", "g", "--json"))
     assert ran["status"] == "finished" and not ran["problems"]
@@ -20,9 +20,4 @@ def test_it_groks_in_a_fresh_environment_and_compares_with_markov(environment):
     compared = json.loads(environment.call("stagelens", "compare", *words))
     assert compared["align"] == "fraction" and len(compared["runs"]) == 2 and compared["rows"]
     assert (environment.cwd / "both.png").stat().st_size > 10_000
-
-
-@pytest.mark.slow
-def test_its_own_tests_pass(environment):
-    environment.install(ROOT / "docs" / "examples" / "grokking")
     environment.call("python", "-m", "pytest", "-q", "-W", "error", str(ROOT / "docs" / "examples" / "grokking"))

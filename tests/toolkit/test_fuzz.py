@@ -62,6 +62,30 @@ def taken_or_refused(function, *given) -> None:
         assert len(str(error).split()) > 3
 
 
+@pytest.mark.parametrize(
+    ("task", "setting"),
+    [
+        ("markov/minimal", "m=1e308"),
+        ("markov/minimal", "intervals=[[1000000000]]"),
+        ("markov/flow", "b0=1e30"),
+        ("linear-icl/flow", "w_init=1e30"),
+        ("linear-icl/separate", "spectrum=power:1000"),
+        ("linear-icl/separate", "spectrum=1e308,1,1,1"),
+        ("recall/simplified", "order=1000000000"),
+        ("recall/flow", "betas=1e308,1,1"),
+        ("recall/flow", "learned_score=1e308"),
+        ("rich/flow", "sigma_init=1e-300"),
+        ("rich/flow", "imbalance=1e300"),
+        ("emergence/flow", "w_init=1e30"),
+        ("emergence/recall", "layers=1000000000"),
+    ],
+)
+def test_what_no_machine_can_compute_is_refused_at_once(task, setting):
+    kind = host().task(task).load()
+    with pytest.raises(UsageError, match="config"):
+        make_config(kind.Config, kind.presets, "quick", [setting])
+
+
 def any_setting(data) -> None:
     kind = host().task(data.draw(st.sampled_from(TASKS))).load()
     pairs = st.tuples(st.sampled_from(keys_of(kind.Config)), values).map("=".join)

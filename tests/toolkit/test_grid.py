@@ -40,6 +40,7 @@ def points(given: Any) -> list[dict[str, str]]:
         ("lr=log:0.01:1:3", ["0.01", "0.1", "1"]),
         ("T=log:10:1000:5", ["10", "32", "100", "316", "1000"]),  # whole numbers for a key of whole numbers
         ("T=log:1:3:5", ["1", "2", "3"]),  # each once
+        ("lr=log:1e-300:1e300:3", ["1e-300", "1", "1e+300"]),  # whose ratio is no number
         ("spectrum=power:1,flat", ["power:1", "flat"]),
         ("betas=[0.1,0.2],[0.3]", ["[0.1,0.2]", "[0.3]"]),
         ("nested.inner=1,2", ["1", "2"]),
@@ -95,6 +96,12 @@ def test_yaml_is_read_safely(tmp_path) -> None:
         ("T=1:5:0", "is empty"),
         ("T=log:0:5:3", "ends above 0"),
         ("T=log:1:5", "a log range is log:first:last:count"),
+        ("T=1:1e9:1", "has more than 1,000,000 values; give fewer"),
+        ("T=-1e308:1e308:1", "has more than 1,000,000 values"),
+        ("T=log:1:10:1e9", "has more than 1,000,000 values"),
+        ("T=log:1:10:inf", "a count of 2 or more"),
+        ({1: [2]}, "grid key 1: expected the name of a config key"),
+        ({"T,d": [1, 2]}, "expected a list of rows of 2 values"),
         ("T,d=1:2,3", "'3' has 1 values for the 2 keys T, d"),
         ({"T,d": [[1, 2], [3]]}, "expected a list of rows of 2 values"),
         ("nothing.yaml", "cannot read it"),

@@ -87,7 +87,7 @@ def fingerprint(model: torch.nn.Module) -> int:
     crc = 0
     for parameter in model.parameters():
         flat = parameter.detach().cpu().contiguous().reshape(-1)
-        crc = zlib.crc32(flat.view(torch.uint8).numpy(), crc)
+        crc = zlib.crc32(flat.view(torch.uint8).numpy().data, crc)
     return crc
 
 
