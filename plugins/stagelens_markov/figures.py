@@ -17,13 +17,13 @@ from matplotlib.figure import Figure
 from stagelens.figures.attention import attention_maps, chosen_steps, composite
 from stagelens.figures.drawing import title_of
 from stagelens.figures.style import line_style, save, styled
+from stagelens_markov.spare_figures import spare_heads
 
 if TYPE_CHECKING:
     from stagelens.lab import Lab
     from stagelens.runs import Run
 
 KL = "kl_to_references/kl"
-HEADS = (3, 4, 6)  # for three features
 MOMENTS = 5  # at which attention is shown
 SCALES = (1.0, 0.1, 0.01, 0.0)  # u of Fig. 4
 RATIOS = (1.0, 1.3, 1.5, 1.7)  # m of Fig. 4
@@ -182,27 +182,6 @@ def fig5(lab: Lab) -> Figure:
         axis.axvline(steps[int(np.argmin(loss))], color="0.4", ls="--", lw=1)
         axis.set_title(f"{n} sequences")
     figure.suptitle("Fig. 5: dataset size; dashed: best validation loss", x=0.01, ha="left")
-    return figure
-
-
-def spare_heads(lab: Lab) -> Figure:
-    """More heads than features: the loss of the flow, and where each head looks in the end (docs/spare-heads.md)."""
-    runs = {n: lab.run("markov/flow", {"heads": n, "T": 20}) for n in HEADS}
-    figure = Figure(figsize=(9.0, 2.9))
-    curves, *maps = figure.subplots(1, 1 + len(HEADS), width_ratios=(2, *[1] * len(HEADS)))
-    for index, (n, run) in enumerate(runs.items()):
-        times, loss = run.timeline.scalar("loss")
-        curves.plot(times[1:], loss[1:], label=f"{n} heads", **line_style(index))
-    curves.set(xscale="log", xlabel="time", ylabel="loss", ylim=(0, None))
-    curves.legend()
-    for axis, (n, run) in zip(maps, runs.items(), strict=True):
-        names = run.timeline.column("attention").coordinate("position")
-        axis.imshow(run.timeline.series("attention")[-1], vmin=0, vmax=1, cmap="Greys", aspect="auto")
-        axis.set_xticks(range(len(names)), names, fontsize=7)
-        axis.set_yticks(range(n), [f"head {head}" for head in range(1, n + 1)], fontsize=7)
-        axis.set_xlabel("position")
-        axis.set_title(f"{n} heads")
-    figure.suptitle("markov/flow, seed 0: loss, and attention at the end (white 0, black 1)", x=0.01, ha="left")
     return figure
 
 

@@ -181,24 +181,29 @@ class Minimal(OnTheChain):
 
 
 class Full(OnTheChain):
-    """The standard one-block transformer (Table 3): embeddings, layer norm, dropout, feedforward layer."""
+    """The standard one-block transformer (Table 3): embeddings, layer norm, dropout, feedforward layer.
+
+    Its loss slows down between the stages but does not rest, so its stages are those of `known`.
+    """
 
     id = "markov/full"
     title = "a standard one-block transformer on the same chain"
+    metric = "known"
     Config: ClassVar[type[Config]] = FullConfig
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {
         "quick": {
-            "d": 12,
-            "T": 12,
-            "m": 1.5,
-            "b0": 6.0,
+            "d": 20,
+            "T": 4,
+            "b0": 7.5,
             "intervals": [[1, 2], [3, 4], [5, 6]],
             "d_model": 63,
             "d_mlp": 32,
             "steps": 600,
-            "batch_size": 128,
+            "batch_size": 500,
             "lr": 0.003,
-            "eval_size": 256,
+            "train_size": 9000,
+            "eval_size": 500,
+            "init_scale": 0.1,
         },
         "paper": {
             "steps": 2000,
@@ -209,6 +214,13 @@ class Full(OnTheChain):
             "patience": 10,
         },
     }
+
+    def metrics(self, output: Tensor, batch: Tensor) -> dict[str, Tensor]:
+        """Also `known`: i of the predictor f_{A*_1:i} (Eq. 3) that is nearest by KL divergence; 0 guesses evenly."""
+        found = self.logits(output).log_softmax(-1)
+        predictors = torch.stack([log_probabilities(self.process, batch, i) for i in range(self.config.h + 1)])
+        divergence = (predictors.exp() * (predictors - found)).sum(-1).mean((1, 2))  # [i]
+        return {**super().metrics(output, batch), "known": divergence.argmin()}
 
     def build_model(self) -> HookedRootModule:
         from stagelens.models import build_transformer

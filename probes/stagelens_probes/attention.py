@@ -59,9 +59,19 @@ def normalized(pattern: Tensor, visible: Tensor) -> Tensor:
     """
     size = wide(pattern).abs().masked_fill_(~visible, 0.0)  # abs makes the copy that the rest works on in place
     total = size.sum(-1, keepdim=True)  # [..., query, 1]
-    alike = visible.to(size.dtype)  # [query, key]
-    nothing = (total == 0).to(size.dtype)
-    return size.addcmul_(nothing, alike).div_(total + nothing * alike.sum(-1, keepdim=True))
+    nothing = total == 0
+    if perhaps_any(nothing):
+        size = torch.where(nothing, visible.to(size.dtype), size)
+        total = torch.where(nothing, visible.sum(-1, keepdim=True).to(size.dtype), total)
+    return size.div_(total)
+
+
+def perhaps_any(condition: Tensor) -> bool:
+    """Whether any entry is true; under `torch.vmap`, where nobody can tell, it may be."""
+    try:
+        return bool(condition.any())
+    except RuntimeError:
+        return True
 
 
 def visible_weights(pattern: Tensor, site: Site, scene: Scene) -> Weights:

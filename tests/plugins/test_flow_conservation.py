@@ -19,7 +19,7 @@ from stagelens_recall.theory import head_start
 from stagelens_rich.flow import RichFlow, RichFlowConfig
 
 EXACT = {"points": 20, "rtol": 1e-11, "atol": 1e-13}
-few = settings(max_examples=8)
+few = settings(max_examples=5)
 seeds = st.integers(0, 10**6)
 
 

@@ -29,6 +29,7 @@ STAGELENS = [sys.executable, "-c", "from stagelens.cli import main; main()"]
 LIMIT = 20.0  # seconds that a call in this process may take
 MEMORY = 2 * 2**30  # bytes that a call may take beyond what is in use
 DOCUMENTED = {0, 1, 2, 3}  # 1: something that was asked for failed; 2: a mistake; 3: the machine's fault
+INSTEAD = {"-h", "--help", "--version", "--show-completion"}  # they end the command line before its command
 TABLED = {"doctor", "verify", "sweep"}  # what failed is in their tables, so that exit code 1 needs no line of its own
 
 
@@ -158,7 +159,7 @@ def fault_of(words: Sequence[str], ended: Ended) -> str:
         return f"an error of {len(errors[0])} characters: {errors[0][:200]}"
     if unprintable := [c for line in lines for c in line if not (c.isprintable() or c == "\ufffd")]:
         return f"unprintable {unprintable[0]!r} on stderr"
-    if "--json" in words and ended.code == 0 and ended.out.strip():
+    if "--json" in words and ended.code == 0 and not INSTEAD.intersection(words):
         return _not_json(ended.out)
     return ""
 
@@ -170,7 +171,7 @@ def _not_json(text: str) -> str:
     try:
         json.loads(text, parse_constant=refuse)
     except ValueError as error:
-        return "" if "--help" in text else f"stdout is not JSON: {error}: {text[:80]!r}"
+        return f"stdout is not JSON: {error}: {text[:80]!r}"
     return ""
 
 

@@ -59,7 +59,7 @@ def test_plugins(cli, tmp_path):
     (tmp_path / "broken_plugin.py").write_text("import stagelens\n1 / 0\n")
     answer = cli("--plugin-dir", tmp_path / "broken_plugin.py", "plugins", "--json")
     rows = {row["name"]: row for row in answer.json}
-    assert all(row.keys() == {"name", "version", "status", "error", "file"} for row in rows.values())
+    assert all(row.keys() == {"name", "version", "status", "error", "file", "distribution"} for row in rows.values())
     assert rows["markov"]["status"] == "loaded" and rows["markov"]["error"] == ""
     assert rows["markov"]["version"] == importlib.metadata.version("stagelens")
     assert rows["broken_plugin"]["status"] == "failed" and "division by zero" in rows["broken_plugin"]["error"]

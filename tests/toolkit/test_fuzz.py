@@ -20,7 +20,7 @@ from stagelens.grid import make_grid
 from stagelens.measures import parse_measure
 from stagelens.tables import read_curve
 
-CASES = 70
+CASES = 60
 TASKS = [name for name, _ in host().tasks]
 values = st.sampled_from([*NUMBERS, *HUGE, *ODD_NUMBERS, *TEXTS]) | st.text(max_size=30)
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from stagelens.stages import Stages, detect_stages
 
-few = settings(max_examples=12)
+few = settings(max_examples=10)
 curves = st.builds(
     lambda seed, kind: kind(np.random.default_rng([7, seed])),
     st.integers(0, 10**6),

@@ -112,3 +112,33 @@ def test_killed_at_chance_moments_while_somebody_reads(victims, whole, tmp_path)
     record("kill -9 at any time, then --resume", cases, len(lost), len(wrong), COMMAND, note)
     assert not lost and not wrong, (lost, wrong)
     assert looks > cases
+
+
+SEEDS = ("run", "linear-icl", "--seeds", "3", "--set", "steps=40", "--name", "r", "--resume", "--runs")  # and a folder
+
+
+def test_an_ensemble_killed(victims, tmp_path):  # noqa: F811
+    """Three seeds trained as one, killed at chance changes on the disk and in chance steps."""
+    runs = tmp_path / "whole"
+    plan = Plan(runs)
+    assert victims.call(command, [*SEEDS, runs], runs, plan) == 0, said(runs)
+    names = sorted(path.parent.name for path in runs.glob("*/run.json"))
+    assert len(names) == 3
+    whole, changes, cases = {name: sl.load(runs / name) for name in names}, plan.changes(), 20
+    lost, wrong = [], []
+    for number in range(cases):
+        runs, n = tmp_path / str(number), 0
+        at = KillAt("stagelens.stacking:Stacked.advance", chance.randint(1, 40), after=number % 4 == 1)
+        if number % 2:
+            at, n = None, chance.randint(1, len(changes))
+        died = victims.call(command, [*SEEDS, runs], runs, Plan(runs, n), at)
+        if died != -signal.SIGKILL:
+            wrong.append(f"{at or changes[n - 1]}: not killed ({died}) {said(runs)}")
+        elif victims.call(command, [*SEEDS, runs], runs) != 0:
+            lost.append(f"{at or changes[n - 1]}: {said(runs)}")
+        else:
+            for name in names:
+                if problem := difference(sl.load(runs / name), whole[name]) or leavings(runs / name):
+                    wrong.append(f"{at or changes[n - 1]}: {name}: {problem}")
+    record("kill -9 in an ensemble (--seeds 3), then --resume", cases, len(lost), len(wrong), COMMAND)
+    assert not lost and not wrong, (lost, wrong)

@@ -20,6 +20,7 @@ from stagelens.manifest import FILE
 from stagelens.running import Plan, Progress, graceful, plan_run, run
 from stagelens.runs import Run
 from stagelens.seeds import untouched_rng
+from stagelens.stacked_recorder import StackedRecorder
 from stagelens.stacking import Stacked, why_not
 from stagelens.tracks import Track, carry
 
@@ -120,8 +121,15 @@ def _carry_stacked(tracks: Sequence[Track], progress: Progress | None) -> None:
         common = max(set.intersection(*saved), default=-1)
         start = min(track.restore(common) for track in tracks)
         stacked = Stacked([track.training for track in tracks])
+        recorder = StackedRecorder(stacked, [track.recorder for track in tracks])
+
+        def look(step: int, due: Sequence[Track]) -> None:
+            observed = recorder.observe(step, [tracks.index(track) for track in due])
+            for track, seen in zip(due, observed or [], strict=False):
+                track.observed = seen
+
         try:
-            carry(tracks, stacked, start, stop, progress, stacked.settle)
+            carry(tracks, stacked, start, stop, progress, stacked.settle, look)
         except KeyboardInterrupt:  # the second one: as a run's own writer takes it
             for track in tracks:
                 track.writer.status = "interrupted"

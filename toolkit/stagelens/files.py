@@ -21,7 +21,8 @@ def writing(path: Path) -> Iterator[Path]:
         aside.replace(path)
     except OSError as error:
         raise EnvironmentFault(
-            f"cannot write {path}: {error.strerror or error}; free space or mend the folder, then resume"
+            f"cannot write {path}: {error.strerror or error}; free space or mend the folder, then try again "
+            "(a run: with --resume)"
         ) from error
     finally:
         with suppress(OSError):

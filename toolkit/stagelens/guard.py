@@ -17,7 +17,7 @@ import numpy as np
 import torch
 
 from stagelens.errors import StagelensError
-from stagelens.limits import MEMORY_LIMIT, limit
+from stagelens.limits import MEMORY_LIMIT, armed, limit
 
 PAGE = os.sysconf("SC_PAGE_SIZE") if hasattr(os, "sysconf") else 4096
 
@@ -47,15 +47,20 @@ class Guard:
 
     @contextmanager
     def measuring(self) -> Iterator[None]:
-        """Around a whole measurement; decides how the next one is made."""
+        """Around a whole measurement: puts the random states back, and decides how the next measurement is made."""
         weights, states = fingerprint(self._model), RandomStates.now()
-        yield
+        try:
+            with armed(), torch.random.fork_rng(enabled=torch.accelerator.is_available()):
+                yield
+        finally:
+            if drawn := RandomStates.now() != states:
+                states.restore()
         if fingerprint(self._model) != weights:
             raise ModelChanged("the model's parameters were changed while it was looked at")
         self._measured += 1
         if self._measured == 1 or self.suspicious:  # what is needed once is there by now, or all have been looked at
             self._measured, self._resident = 1, resident()
-        self.suspicious = not self._resigned and (RandomStates.now() != states or self._leaks())
+        self.suspicious = not self._resigned and (drawn or self._leaks())
 
     @contextmanager
     def watching(self) -> Iterator[None]:

@@ -6,6 +6,9 @@ import math
 import os
 import signal
 import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from stagelens.errors import UsageError
@@ -33,34 +36,59 @@ class _Alarm(BaseException):
     """Passes through a plugin's `except Exception`."""
 
 
-class contained:
-    """Turns a plugin's hanging, and its `sys.exit`, into an ordinary error of the block.
+class _Watch:
+    """Rings now and then while it is `armed`, and looks how long the call in hand has taken.
 
-    The limit is kept by a signal, so in the main thread alone, and not inside one call of a library that never returns.
+    Setting a timer takes longer than many a call, so that it is done once for all the calls of a measurement.
     """
 
-    __slots__ = ("_before", "_seconds")
+    def __init__(self) -> None:
+        self.seconds = 0.0  # the limit, while armed
+        self.began: float | None = None  # the call in hand
 
-    def __enter__(self) -> None:
-        self._seconds = limit(TIME_LIMIT) if _can_ring() else 0.0
-        if self._seconds:
-            handler = signal.signal(signal.SIGALRM, _ring)
-            self._before = handler, signal.setitimer(signal.ITIMER_REAL, self._seconds)
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
-        if self._seconds:
-            handler, timer = self._before
+    @contextmanager
+    def armed(self) -> Iterator[None]:
+        seconds = limit(TIME_LIMIT)
+        if self.seconds or not seconds or not can_ring():
+            yield
+            return
+        handler = signal.signal(signal.SIGALRM, self.ring)
+        self.seconds = seconds
+        timer = signal.setitimer(signal.ITIMER_REAL, seconds / 4, seconds / 4)
+        try:
+            yield
+        finally:
             signal.setitimer(signal.ITIMER_REAL, *timer)  # somebody else's, where there was one, rings that much later
+            self.seconds = 0.0
             signal.signal(signal.SIGALRM, handler)
-        if isinstance(error, _Alarm):
-            raise TimeoutError(f"it took more than {self._seconds:g} s (${TIME_LIMIT} sets the limit)") from None
-        if isinstance(error, SystemExit):
-            raise RuntimeError(f"it called sys.exit({error.code!r})") from None
+
+    def ring(self, number: int, frame: Any) -> None:  # noqa: ARG002
+        if self.began is not None and time.monotonic() - self.began > self.seconds:
+            raise _Alarm
 
 
-def _can_ring() -> bool:
+_watch = _Watch()
+armed = _watch.armed  # around many calls
+
+
+def can_ring() -> bool:
     return hasattr(signal, "setitimer") and threading.current_thread() is threading.main_thread()
 
 
-def _ring(number: int, frame: Any) -> None:  # noqa: ARG001
-    raise _Alarm
+@contextmanager
+def contained() -> Iterator[None]:
+    """Around a call of a plugin: turns its hanging, and its `sys.exit`, into an ordinary error.
+
+    The limit is kept by a signal, so in the main thread alone, and not inside one call of a library that never returns.
+    """
+    with armed():
+        if _watch.seconds and can_ring():
+            _watch.began = time.monotonic()
+        try:
+            yield
+        except _Alarm:
+            raise TimeoutError(f"it took more than {_watch.seconds:g} s (${TIME_LIMIT} sets the limit)") from None
+        except SystemExit as end:
+            raise RuntimeError(f"it called sys.exit({end.code!r})") from None
+        finally:
+            _watch.began = None

@@ -15,11 +15,10 @@ from stagelens.batches import move
 from stagelens.errors import UsageError
 from stagelens.guard import Guard, Misbehaved, ModelChanged
 from stagelens.limits import contained
-from stagelens.observing import Observed, observe
+from stagelens.observing import Metrics, Observed, observe, read
 from stagelens.probing import DoesNotApply, Probe
 from stagelens.reading import Reading
 from stagelens.scene import Loss, Scene, Site
-from stagelens.seeds import untouched_rng
 from stagelens.task import Batch, Group, Task
 from stagelens.timeline import Column, Measurement, Timeline, column_of, pack
 
@@ -109,20 +108,20 @@ class Recorder:
     def observe(self, step: float) -> Observed:
         """What the probes see now; nothing of it is recorded."""
         scene = replace(self.scene, step=step, output=None, loss=None)
-        with self.looking():
-            try:
-                with self._guard.measuring():
-                    return self._one_by_one(scene) if self._guard.suspicious else self._observe(scene, self.probes)
-            except ModelChanged:
+        try:
+            with self.looking():
+                return self._one_by_one(scene) if self._guard.suspicious else self._observe(scene, self.probes)
+        except ModelChanged:
+            with self.looking():
                 self._one_by_one(scene)  # which names the probe that did it
-                raise
+            raise
 
     def _observe(self, scene: Scene, probes: dict[str, Probe]) -> Observed:
         def failed(probe: Probe, error: Exception, site: Site | None) -> None:
             probes.pop(probe.name, None)
             self._drop(probe, error, site)
 
-        return observe(scene, probes, self._task.metrics if self._task else None, failed)
+        return observe(scene, probes, self.metrics, failed)
 
     def _one_by_one(self, scene: Scene) -> Observed:
         """What `_observe` gives, by a pass for each probe, in which it is watched."""
@@ -146,14 +145,29 @@ class Recorder:
                 self._drop(probe, error)
         return Observed(values, readings)
 
+    def read(self, names: Sequence[str], step: float, output: Any, loss: Tensor | None) -> dict[str, list[Reading]]:
+        """The readings of probes that need no hooks, after a pass that gave `output` and `loss`."""
+        scene = replace(self.scene, step=step, output=output, loss=loss)
+        with self.looking():
+            return {name: read(self.probes[name], {}, scene, self._drop) for name in names}
+
+    @property
+    def suspicious(self) -> bool:
+        """Whether the next observation has to be made with a pass for each probe."""
+        return self._guard.suspicious
+
+    @property
+    def metrics(self) -> Metrics | None:
+        return self._task.metrics if self._task else None
+
     @contextmanager
     def looking(self) -> Iterator[None]:
         """Without gradients, in evaluation mode, and with modes and random states left as found."""
-        with untouched_rng(), _evaluating(self.scene.model), torch.no_grad():
+        with self._guard.measuring(), _evaluating(self.scene.model), torch.no_grad():
             yield
 
     def record(self, step: float, observed: Observed, scalars: Mapping[str, float | Tensor]) -> list[Reading]:
-        """Checks what was observed at `step`, and keeps it beside `scalars`, which go before values of the same name."""
+        """Checks what was observed at `step` and keeps it beside `scalars`, which go before values of the same name."""
         values = {**scalars, **{name: value for name, value in observed.values.items() if name not in scalars}}
         readings = [Reading(name, value) for name, value in values.items()]
         for name, found in observed.readings.items():

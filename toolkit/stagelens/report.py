@@ -12,6 +12,7 @@ import hashlib
 from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 from stagelens.files import write_text
@@ -34,16 +35,20 @@ CAPTIONS = {
 
 
 def write_report(run: Run, path: Path | None = None, claims: Sequence[dict[str, Any]] | None = None) -> Path:
-    """Draws the figures of `run` and writes its page (default: into its folder). Returns the page's path.
+    """Writes the page of `run`: with its figures into its folder, or alone to `path`. Returns the page's path.
 
     `claims` are results as `stagelens verify --json` prints them; None: those of the run's plugin as last verified.
     """
     from stagelens.figures import write_figures
 
-    path = path or run.folder / FILE
     if claims is None:
         claims = [result.to_dict() for result in last_results(run.manifest.plugin)]
-    write_text(path, report_page(run, write_figures(run), claims))
+    if path is None:
+        path = run.folder / FILE
+        write_text(path, report_page(run, write_figures(run), claims))
+    else:
+        with TemporaryDirectory(prefix="stagelens-") as aside:  # the run may be one that can only be read
+            write_text(path, report_page(run, write_figures(run, Path(aside)), claims))
     return path
 
 

@@ -82,7 +82,7 @@ class Stacked:
         batches = self._stacked_batch(step)
         trained = [name for name, parameter in self.parameters.items() if parameter.requires_grad]
         key = (batches.form, *trained)
-        inputs = [*self.parameters.values(), *self._buffers.values(), *batches.leaves]
+        inputs = [*(tensor for tensor, _ in self.state().values()), *batches.leaves]
         if key not in self._functions:
             self._functions[key] = _traced(self._with_gradients(batches, trained), inputs)
         with torch.no_grad():
@@ -92,6 +92,10 @@ class Stacked:
         for name, gradient in zip(trained, gradients, strict=True):
             self.parameters[name].grad = gradient
         return losses
+
+    def state(self) -> dict[str, tuple[Tensor, int | None]]:
+        """The model's parameters and buffers, each with the place of the seed in it; None: it is the same for all."""
+        return {name: (parameter, 0) for name, parameter in self.parameters.items()} | self._buffers
 
     def settle(self, saving: bool = False) -> None:
         """Brings the members up to date; with `saving`, their optimizers' states too."""
@@ -116,18 +120,16 @@ class Stacked:
     def _stack_buffers(self) -> None:
         """The buffers: those that are equal in all members once, the others [seed, ...]."""
         buffers = [dict(member.model.named_buffers()) for member in self.members]
-        self._buffers: dict[str, Tensor] = {}
-        self._apart: set[str] = set()
+        self._buffers: dict[str, tuple[Tensor, int | None]] = {}
         for name, value in buffers[0].items():
             same = all(torch.equal(own[name], value) for own in buffers)
-            self._buffers[name] = value if same else torch.stack([own[name] for own in buffers])
-            self._apart |= set() if same else {name}
+            self._buffers[name] = (value, None) if same else (torch.stack([own[name] for own in buffers]), 0)
 
     def _with_gradients(self, batches: _Batches, trained: Sequence[str]) -> Function:
         """(*parameters, *buffers, *batch) -> losses [seed], and the gradients of the `trained` parameters."""
         lens = _LossOf(self.task, self.model)
-        names = [f"model.{name}" for name in (*self.parameters, *self._buffers)]
-        places = [0] * len(self.parameters) + [0 if name in self._apart else None for name in self._buffers]
+        names = [f"model.{name}" for name in self.state()]
+        places = [place for _, place in self.state().values()]
         indices = [list(self.parameters).index(name) for name in trained]
 
         def loss(*inputs: Tensor) -> Tensor:

@@ -19,6 +19,10 @@ from stagelens.timeline import Layout, Measurement, layout_from_json, layout_to_
 FILE = "timeline.sqlite"
 APPLICATION_ID = 0x57A6E1E5  # marks the file as ours in its header
 FORMAT = 1
+NOT_THE_FILE = {  # what is wrong is around the file: the disk, its rights, or somebody who holds it
+    *(sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR, sqlite3.SQLITE_READONLY, sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_PERM),
+    *(sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED, sqlite3.SQLITE_NOMEM),
+}
 
 SCHEMA = """
 CREATE TABLE layout (id INTEGER PRIMARY KEY, columns TEXT NOT NULL UNIQUE);
@@ -209,8 +213,8 @@ def _faults(path: Path) -> Iterator[None]:
     try:
         yield
     except sqlite3.DatabaseError as error:
-        full = "disk is full" in str(error) or "readonly" in str(error) or "disk I/O" in str(error)
-        advice = "free space or mend the folder, then resume" if full else "restore it from a copy or delete the run"
+        outside = getattr(error, "sqlite_errorcode", 0) & 0xFF in NOT_THE_FILE
+        advice = "free space or mend the folder, then resume" if outside else "restore it from a copy or delete the run"
         raise EnvironmentFault(f"{path} cannot be used ({error}); {advice}") from error
     except (OSError, ValueError, TypeError, RecursionError) as error:  # TypeError: a column holds another type
         raise EnvironmentFault(f"{path} cannot be used ({' '.join(str(error).split())})") from error

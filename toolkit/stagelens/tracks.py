@@ -11,6 +11,7 @@ from stagelens import checkpoint
 from stagelens.batches import eval_batch
 from stagelens.errors import EnvironmentFault
 from stagelens.flow import Diverged
+from stagelens.observing import Observed
 from stagelens.reading import Reading
 from stagelens.recorder import Recorder
 from stagelens.running import Progress, Writer, graceful, throttled
@@ -52,6 +53,7 @@ class Track:
         self.schedule = training.task.schedule()
         self.losses: list[tuple[float, float]] = []
         self.to_measure: int | None = 0
+        self.observed: Observed | None = None  # by somebody else, at the step that is due
         self.to_save = {*CHECKPOINTS.planned(self.steps)}
 
     def restore(self, most: int | None = None) -> int:
@@ -86,7 +88,8 @@ class Track:
     def visit(self, step: int, save: bool) -> None:
         """Measures and saves what is due at `step`, and saves anyway with `save`."""
         if step == self.to_measure:
-            readings = self.recorder.measure(step, **self.training.scalars())
+            observed, self.observed = self.observed or self.recorder.observe(step), None
+            readings = self.recorder.record(step, observed, self.training.scalars())
             self.losses.append((step, _loss_of(self.recorder.measurements[-1])))
             self.to_measure = self.schedule.next_after(step, self.steps, self.losses)
             self._measured(step, readings)
@@ -121,11 +124,13 @@ def carry(
     stop: threading.Event,
     progress: Progress | None = None,
     settle: Callable[[bool], None] = lambda saving: None,  # noqa: ARG005
+    look: Callable[[int, Sequence[Track]], None] = lambda step, due: None,  # noqa: ARG005
 ) -> None:
     """Carries the tracks from step `start` to their end, or to the step after `stop` is set; their writers know which.
 
     A track whose loss diverges ends there, and the others go on. `settle(saving)` brings the tracks' trainings up to
-    date before they are looked at, where `trainer` keeps what it changes elsewhere.
+    date before they are looked at, where `trainer` keeps what it changes elsewhere. `look(step, due)` may observe for
+    the tracks that are to be measured.
     """
     steps = tracks[0].steps
     report = throttled(progress, steps)
@@ -135,20 +140,27 @@ def carry(
         looking = [track for track in alive if stopping or track.due(step)]
         if looking or (step % CHECK_EVERY == 1 and step > start):
             settle(stopping or any(step in track.to_save for track in looking))
-            for track in list(alive):
-                try:
-                    track.training.check()
-                    if track in looking:
-                        track.visit(step, save=stopping)
-                except Diverged as divergence:
-                    track.writer.error = str(divergence)
-                    alive.remove(track)
+            alive = [track for track in alive if _goes_on(track, track.training.check)]
+            looking = [track for track in looking if track in alive]
+            look(step, [track for track in looking if track.to_measure == step])
+            ended = [track for track in looking if not _goes_on(track, lambda t=track: t.visit(step, stopping))]
+            alive = [track for track in alive if track not in ended]
         if step == steps or stopping or not alive:
             break
         trainer.advance(step)
         report(step + 1, trainer.loss)
     for track in alive:
         track.writer.status = "finished" if step == steps else "interrupted"
+
+
+def _goes_on(track: Track, act: Callable[[], None]) -> bool:
+    """Whether `act` finds the track's loss finite; if not, its writer knows what it ended with."""
+    try:
+        act()
+    except Diverged as divergence:
+        track.writer.error = str(divergence)
+        return False
+    return True
 
 
 def _loss_of(measurement: Measurement) -> float:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
 from collections import deque
 from collections.abc import Generator, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
-from multiprocessing import connection, get_context
+from multiprocessing import connection, get_context, parent_process
 from multiprocessing.connection import Connection
 from typing import TYPE_CHECKING
 
@@ -125,6 +126,7 @@ def _dismiss(team: Sequence[_Worker]) -> None:
 def _serve(pipe: Connection) -> None:
     """What a worker does: one job after another, until nobody asks any more."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the sweep decides what Ctrl-C means for its workers
+    threading.Thread(target=_end_with_the_sweep, daemon=True).start()
     os.dup2(2, 1)  # stdout belongs to the sweep's own answer
     try:
         pipe.send(READY)
@@ -135,6 +137,14 @@ def _serve(pipe: Connection) -> None:
                 return
     except (EOFError, OSError):
         return
+
+
+def _end_with_the_sweep() -> None:
+    """Stops this worker at its next step when the sweep has died: nobody waits for it, and another may want its run."""
+    sweep = parent_process()
+    if sweep is not None:
+        connection.wait([sweep.sentinel])
+        os.kill(os.getpid(), signal.SIGTERM)
 
 
 @contextmanager

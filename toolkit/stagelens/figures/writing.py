@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from matplotlib.figure import Figure
 
-from stagelens.errors import StagelensError
+from stagelens.errors import EnvironmentFault, StagelensError
 from stagelens.figures.attention import attention_figure
 from stagelens.figures.style import save, styled
 from stagelens.figures.timelines import loss_figure, probes_figure, specialization_figure
@@ -19,10 +19,13 @@ FOLDER = "figures"
 ENDINGS = (".png", ".svg")
 
 
-def write_figures(run: Run) -> list[Path]:
-    """Draws all figures of `run` into its folder as png and svg, and returns the png files."""
-    folder = run.folder / FOLDER
-    folder.mkdir(exist_ok=True)
+def write_figures(run: Run, folder: Path | None = None) -> list[Path]:
+    """Draws all figures of `run` as png and svg (default: into its own folder of them), and returns the png files."""
+    folder = folder or run.folder / FOLDER
+    try:
+        folder.mkdir(exist_ok=True)
+    except OSError as error:
+        raise EnvironmentFault(f"cannot make {folder}: {error.strerror or error}; write elsewhere with -o") from None
     files = []
     for name, figure in figures_of(run).items():
         for ending in ENDINGS:

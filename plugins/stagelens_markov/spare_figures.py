@@ -1,0 +1,125 @@
+"""More heads than intervals: the picture and the tables of docs/spare-heads.md.
+
+`python -m stagelens_markov.spare_figures` prints the tables. What they need is trained, or taken from the cache.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+from matplotlib.figure import Figure
+
+from stagelens.figures.style import line_style
+from stagelens_markov.measures import leaders, patterns, times_learned
+
+if TYPE_CHECKING:
+    from stagelens.lab import Lab
+    from stagelens.runs import Run
+
+IN_THE_FLOW = (3, 4, 6)  # heads, for three features
+TRAINED = (3, 4, 5, 6)  # heads, for three intervals
+
+
+def spare_heads(lab: Lab) -> Figure:
+    """The loss of the flow, and where each head looks in the end."""
+    runs = {heads: flow(lab, heads, 0) for heads in IN_THE_FLOW}
+    figure = Figure(figsize=(9.0, 2.9))
+    curves, *maps = figure.subplots(1, 1 + len(runs), width_ratios=(2, *[1] * len(runs)))
+    for index, (heads, run) in enumerate(runs.items()):
+        times, loss = run.timeline.scalar("loss")
+        curves.plot(times[1:], loss[1:], label=f"{heads} heads", **line_style(index))
+    curves.set(xscale="log", xlabel="time", ylabel="loss", ylim=(0, None))
+    curves.legend()
+    for axis, (heads, run) in zip(maps, runs.items(), strict=True):
+        names = run.timeline.column("attention").coordinate("position")
+        axis.imshow(run.timeline.series("attention")[-1], vmin=0, vmax=1, cmap="Greys", aspect="auto")
+        axis.set_xticks(range(len(names)), names, fontsize=7)
+        axis.set_yticks(range(heads), [f"head {head}" for head in range(1, heads + 1)], fontsize=7)
+        axis.set_xlabel("position")
+        axis.set_title(f"{heads} heads")
+    figure.suptitle("markov/flow, seed 0: loss, and attention at the end (white 0, black 1)", x=0.01, ha="left")
+    return figure
+
+
+def flow(lab: Lab, heads: int, seed: int) -> Run:
+    return lab.run("markov/flow", {"heads": heads, "T": 20}, seed)
+
+
+def trained(lab: Lab, heads: int, seed: int) -> Run:
+    """The model that the claims train, with more heads; with three it is theirs."""
+    from stagelens_markov.claims import PROBES, SIZES, TASK
+
+    more = {} if heads == 3 else {"heads": heads}
+    return lab.run(TASK, {**SIZES[lab.budget], **more}, seed, probes=PROBES)
+
+
+def flow_rows(lab: Lab) -> Iterator[list[str]]:
+    """One row for each number of heads and seed, of the flow."""
+    yield ["heads", "seed", "heads at position 1, 2, 3 in the end", "time of features 1, 2, 3"]
+    for heads in IN_THE_FLOW:
+        for seed in lab.seeds:
+            run = flow(lab, heads, seed)
+            at = run.timeline.series("attention")[-1].argmax(-1).tolist()  # [head]
+            times = [run.manifest.events.get(f"feature {j} learned", np.nan) for j in (1, 2, 3)]
+            yield [str(heads), str(seed), _counts(at, range(3)), ", ".join(f"{time:.3g}" for time in times)]
+
+
+def trained_rows(lab: Lab) -> Iterator[list[str]]:
+    """One row for each number of heads and seed, of the trained model."""
+    yield [
+        *("heads", "seed", "heads at I(1), I(2), I(3) in the end", "step at which I(1), I(2), I(3) are learned"),
+        *("excess loss", "loss added without each head at I(1); at I(2); at I(3)"),
+    ]
+    for heads in TRAINED:
+        for seed in lab.seeds:
+            run = trained(lab, heads, seed)
+            names, last = patterns(run.timeline), leaders(run.timeline)[-1]
+            times = times_learned(run.timeline)
+            added = defaultdict(list)
+            for name, loss in zip(last, losses_added(run), strict=True):
+                added[name].append(loss)
+            yield [
+                *(str(heads), str(seed), _counts(last, names)),
+                ", ".join(f"{times[name]:.0f}" if name in times else "never" for name in names),
+                f"{run.timeline.scalar('excess')[1][-1]:.3f}",
+                "; ".join(", ".join(f"{loss:.2f}" for loss in sorted(added[name])[::-1]) or "-" for name in names),
+            ]
+
+
+def losses_added(run: Run) -> list[float]:
+    """By how much the final model's loss rises when a head's output is set to zero, [head]."""
+    from stagelens import Recorder
+    from stagelens.batches import eval_batch
+
+    recorder = Recorder(run.model_at(), ["head_ablation"], eval_batch(run.experiment), task=run.experiment)
+    recorder.measure(0)
+    return [float(loss) for loss in recorder.timeline.series("head_ablation/zero")[0, 0]]
+
+
+def _counts(found: Sequence[object], wanted: Iterable[object]) -> str:
+    return ", ".join(str(found.count(one)) for one in wanted)
+
+
+def as_markdown(rows: Iterable[Sequence[str]]) -> str:
+    head, *body = rows
+    return "\n".join(f"| {' | '.join(row)} |" for row in [head, ["---"] * len(head), *body])
+
+
+def main() -> None:
+    from stagelens.host import make_host
+    from stagelens.lab import Lab, cache_folder
+
+    parser = argparse.ArgumentParser(prog="python -m stagelens_markov.spare_figures", description=__doc__)
+    parser.add_argument("--budget", choices=("quick", "paper"), default="quick")
+    parser.add_argument("--cache", help="folder of kept runs")
+    given = parser.parse_args()
+    lab = Lab(make_host(), cache_folder(given.cache), given.budget)
+    print(f"{as_markdown(flow_rows(lab))}\n\n{as_markdown(trained_rows(lab))}")
+
+
+if __name__ == "__main__":
+    main()

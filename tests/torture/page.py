@@ -1,0 +1,33 @@
+"""Makes `docs/reliability.md` of the text in `tests/torture/reliability.md` and of the rows that are kept."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from table import rows_kept
+
+HERE = Path(__file__).parent
+PAGE = HERE.parents[1] / "docs" / "reliability.md"
+TABLE = "{{ table }}"
+
+
+def table(rows: list[dict[str, Any]]) -> str:
+    """One line for each fault, those of one command together, and the totals."""
+    lines = ["| fault | times tried | lost | wrong | what else | command that repeats it |", "|---|--:|--:|--:|---|---|"]
+    for row in rows:
+        counts = f"{row['tried']:,} | {row['lost']:,} | {row['wrong']:,}"
+        lines.append(f"| {row['fault']} | {counts} | {row['note']} | `{row['command']}` |")
+    tried, lost, wrong = (sum(row[key] for row in rows) for key in ("tried", "lost", "wrong"))
+    lines.append(f"| **all** | **{tried:,}** | **{lost:,}** | **{wrong:,}** | | `make torture` |")
+    days, places = (sorted({row[key] for row in rows}) for key in ("date", "where"))
+    return "\n".join([*lines, "", f"<sub>{days[0]} to {days[-1]}; {'; '.join(places)}</sub>"])
+
+
+def main() -> None:
+    text = (HERE / "reliability.md").read_text(encoding="utf-8")
+    PAGE.write_text(text.replace(TABLE, table(rows_kept())), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
