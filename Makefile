@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 RUN := $(BIN)/stagelens
 
-.PHONY: demo test lint types docs bench verify figures notebooks clean
+.PHONY: demo test torture lint audit types docs bench verify figures notebooks clean
 
 demo: $(VENV)/.installed
 	$(RUN) run markov
@@ -12,9 +12,19 @@ demo: $(VENV)/.installed
 test: lint types docs
 	$(BIN)/python -m pytest --numprocesses auto --dist loadfile
 
-lint: $(VENV)/.installed-dev
+# Everything that can be done to a run, by the hundred: most of an hour. What came of it is in docs/reliability.md.
+torture: $(VENV)/.installed-dev
+	$(BIN)/python -m pytest tests/torture; code=$$?; $(BIN)/python tests/torture/page.py; exit $$code
+
+lint: audit
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	$(BIN)/bandit --quiet --recursive --configfile pyproject.toml toolkit probes plugins benchmarks docs .ci
+
+# What is installed fits together, and has no known hole: where no list of those can be asked, it says so.
+audit: $(VENV)/.installed-dev
+	$(BIN)/python -m pip check --disable-pip-version-check
+	$(BIN)/python .ci/audit.py
 
 types: $(VENV)/.installed-dev
 	$(BIN)/mypy

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import subprocess
+import subprocess  # nosec B404  # to time our own commands
 import sys
 from pathlib import Path
 
@@ -13,7 +13,7 @@ IMPORTS = [sys.executable, "-c", "import typer, rich, pydantic"]
 
 
 def start(*command: str) -> None:
-    subprocess.run(command, check=True, capture_output=True)
+    subprocess.run(command, check=True, capture_output=True)  # nosec B603  # no shell
 
 
 def main() -> int:

@@ -23,6 +23,7 @@ class SingleLocation(Probe):
     title = "W along the target, and the attention to the relevant token"
     gives = ("w", "w_repeated", "w_rest", "alpha", "relevant")
     default = False
+    stacks = True
 
     def applies(self, scene: Scene) -> str | None:
         return None if hasattr(scene.model, "W_star") else "the model is not the emergence plugin's toy"

@@ -59,20 +59,26 @@ CLAIMS = (
         "on a plateau the model is principal component regression in context",
         "stagelens_linear_icl.claims:ComponentRegression",
     ),
-    ClaimRef("L6", "with rank R the long plateaus are those at m divisible by R", "stagelens_linear_icl.claims:Ranks"),
-    ClaimRef("L7", "softmax attention falls in several drops too", "stagelens_linear_icl.claims:Softmax"),
     ClaimRef(
-        "L8", "larger initial weights make shorter plateaus, and the largest none", "stagelens_linear_icl.claims:Lazy"
+        "L6",
+        "with rank R the long plateaus are those at m divisible by R",
+        "stagelens_linear_icl.variation_claims:Ranks",
+    ),
+    ClaimRef("L7", "softmax attention falls in several drops too", "stagelens_linear_icl.variation_claims:Softmax"),
+    ClaimRef(
+        "L8",
+        "larger initial weights make shorter plateaus, and the largest none",
+        "stagelens_linear_icl.variation_claims:Lazy",
     ),
     ClaimRef(
         "L9",
         "with contexts of varying length the plateaus are those of Eq. 12",
-        "stagelens_linear_icl.claims:VaryingLength",
+        "stagelens_linear_icl.variation_claims:VaryingLength",
     ),
     ClaimRef(
         "L10",
         "repeated eigenvalues: plateaus of any length, at the same levels",
-        "stagelens_linear_icl.claims:RepeatedEigenvalues",
+        "stagelens_linear_icl.variation_claims:RepeatedEigenvalues",
     ),
     ClaimRef(
         "L11", "training conserves k.k - q.q and k.k - v^2 in each head", "stagelens_linear_icl.claims:Conservation"
@@ -81,7 +87,7 @@ CLAIMS = (
     ClaimRef(
         "L13",
         "the blocks that start at zero stay near it, the more sequences the nearer",
-        "stagelens_linear_icl.claims:ZeroBlocks",
+        "stagelens_linear_icl.variation_claims:ZeroBlocks",
     ),
 )
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Literal, NamedTuple
 
 import numpy as np
@@ -45,7 +46,9 @@ def stack(weights: Iterable[Weights]) -> Weights:
 def product(weights: Weights) -> Floats:
     """M = sum_i sum_r v_i k_ir q_ir^T, [..., D, D]."""
     v, k, q = weights
-    M: Floats = np.einsum("...h,...hri,...hrj->...ij", v, k, q)
+    *lead, H, R, D = k.shape
+    scaled = (v[..., None, None] * k).reshape(*lead, H * R, D)
+    M: Floats = np.swapaxes(scaled, -1, -2) @ q.reshape(*lead, H * R, D)
     return M
 
 
@@ -138,11 +141,12 @@ def flow(weights: Weights, moments: Moments, times: Floats, rtol: float = 1e-9, 
     from scipy.integrate import solve_ivp
 
     shapes = [part.shape for part in weights]
-    ends = np.cumsum([part.size for part in weights])
+    ends = [0, *np.cumsum([part.size for part in weights]).tolist()]
 
     def named(flat: Floats) -> Weights:
         lead = flat.shape[:-1]
-        return Weights(*(p.reshape(*lead, *s) for p, s in zip(np.split(flat, ends[:-1], axis=-1), shapes, strict=True)))
+        parts = zip(pairwise(ends), shapes, strict=True)
+        return Weights(*(flat[..., begin:end].reshape(*lead, *shape) for (begin, end), shape in parts))
 
     def rate(_: float, flat: Floats) -> Floats:
         return np.concatenate([part.ravel() for part in rates(named(flat), moments)])

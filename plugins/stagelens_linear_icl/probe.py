@@ -3,51 +3,54 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Any, TypeVar
 
-import numpy as np
+import torch
+from torch import Tensor
 
 from stagelens import Probe, Reading
 from stagelens.probing import Reduced
 from stagelens.scene import Scene
 from stagelens_linear_icl.data import Floats
-from stagelens_linear_icl.descent import Weights, product
+
+Array = TypeVar("Array", Floats, Tensor)  # what follows is the same for both
 
 
-def distances(M: Floats, fixed_points: Floats) -> Floats:
+def distances(M: Array, fixed_points: Array) -> Array:
     """|M - M_m| / |M_D| for m = 0..D, [D + 1], from M [D, D] and M_0..M_D [D + 1, D, D]."""
-    apart: Floats = np.linalg.norm(M - fixed_points, axis=(-1, -2)) / np.linalg.norm(fixed_points[-1])
-    return apart
+    apart: Any = ((M - fixed_points) ** 2).sum((-1, -2)) / (fixed_points[-1] ** 2).sum()
+    return apart**0.5  # type: ignore[no-any-return]
 
 
-def learned(M: Floats, fixed_points: Floats) -> Floats:
+def learned(M: Array, fixed_points: Array) -> Array:
     """How much of each eigenvector is learned, [..., D]: <M, e_d e_d^T> as a share of what it is at M_D."""
-    parts = np.diff(fixed_points, axis=0)  # [D, D, D]: each e_d e_d^T with its weight
-    share: Floats = np.einsum("...ij,dij->...d", M, parts) / (parts**2).sum((-1, -2))
-    return share
+    parts = fixed_points[1:] - fixed_points[:-1]  # [D, D, D]: each e_d e_d^T with its weight
+    share: Any = (M[..., None, :, :] * parts).sum((-1, -2)) / (parts**2).sum((-1, -2))
+    return share  # type: ignore[no-any-return]
 
 
-def cosines(vectors: Floats, eigenvectors: Floats) -> Floats:
+def cosines(vectors: Array, eigenvectors: Array) -> Array:
     """|cosine| of a head's keys (or queries) [..., H, R, D] with e_1..e_D [D, D], [..., H, D]; 0 where they are 0.
 
     For R > 1 it is the share of the R vectors' norm that lies along e_d.
     """
-    along = np.linalg.norm(vectors @ eigenvectors.T, axis=-2)  # [..., H, D]
-    size = np.linalg.norm(vectors, axis=(-1, -2))[..., None]
-    share: Floats = along / np.where(size == 0, 1.0, size)
-    return share
+    along: Any = ((vectors @ eigenvectors.T) ** 2).sum(-2)  # [..., H, D]
+    size: Any = (vectors**2).sum((-1, -2))[..., None]
+    return (along / (size + (size == 0))) ** 0.5  # type: ignore[no-any-return]
 
 
-def component_readings(weights: Weights, fixed_points: Floats, eigenvectors: Floats) -> Iterable[Reading]:
-    """The readings of one seed's weights."""
-    M = product(weights)
+def component_readings(
+    M: Array, v: Array, k: Array, q: Array, fixed_points: Array, eigenvectors: Array
+) -> Iterable[Reading]:
+    """The readings of one seed: M [D, D], v [H], k and q [H, R, D]."""
     directions = {"direction": [f"e{d}" for d in range(1, len(eigenvectors) + 1)]}
     apart = distances(M, fixed_points)
-    yield Reading("count", float(apart.argmin()))
+    yield Reading("count", apart.argmin())  # type: ignore[arg-type]
     yield Reading("distance", apart, ("learned",), {"learned": list(range(len(fixed_points)))})
     yield Reading("learned", learned(M, fixed_points), ("direction",), directions)
-    yield Reading("value", weights.v, ("head",))
-    yield Reading("key", cosines(weights.k, eigenvectors), ("head", "direction"), directions)
-    yield Reading("query", cosines(weights.q, eigenvectors), ("head", "direction"), directions)
+    yield Reading("value", v, ("head",))
+    yield Reading("key", cosines(k, eigenvectors), ("head", "direction"), directions)
+    yield Reading("query", cosines(q, eigenvectors), ("head", "direction"), directions)
 
 
 class PrincipalComponents(Probe):
@@ -57,6 +60,7 @@ class PrincipalComponents(Probe):
     title = "how many principal components linear attention uses in context"
     gives = ("count", "distance", "learned", "value", "key", "query")
     default = False
+    stacks = True
 
     def applies(self, scene: Scene) -> str | None:
         if not hasattr(scene.model, "fixed_points"):
@@ -66,6 +70,11 @@ class PrincipalComponents(Probe):
         return None
 
     def readings(self, reduced: Reduced, scene: Scene) -> Iterable[Reading]:  # noqa: ARG002
-        model = scene.model
-        eigenvectors = np.stack([direction[:-1].numpy() for direction in scene.directions.values()])
-        yield from component_readings(model.weights(), model.fixed_points.cpu().numpy(), eigenvectors)
+        model: Any = scene.model
+        e = scene.constant("eigenvectors", lambda: _eigenvectors(scene).to(model.fixed_points))
+        yield from component_readings(model.product(), *model.attention.core(), model.fixed_points, e)
+
+
+def _eigenvectors(scene: Scene) -> Tensor:
+    """e_1..e_D [D, D] from the task's directions of tokens (x, y)."""
+    return torch.stack([direction[:-1] for direction in scene.directions.values()])

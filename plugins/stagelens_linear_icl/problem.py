@@ -217,7 +217,7 @@ class Outlook:
     def __init__(self, problem: Problem, end: float, points: int = 800) -> None:
         self.problem = problem
         self.times = np.append(0.0, np.geomspace(end * 1e-4, end, points))
-        self.weights = flow(problem.start(), problem.population, self.times)
+        self.weights = flow(problem.start(), problem.population, self.times, rtol=1e-7, atol=1e-10)
         self.shares = learned(product(self.weights), problem.fixed_points)
         self.losses = loss_of(product(self.weights), problem.population)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
@@ -39,6 +40,7 @@ class SeparateConfig(TrainedConfig):
 
     steps: int = Field(8000, ge=1, description="steps of full-batch descent")
     lr: float = Field(0.5, gt=0, description="learning rate; a step is 2 lr of the flow's time")
+    eval_size: int = Field(64, description="sequences that the probes see; the loss is exact all the same")
 
 
 class Trained(Problem, Task):
@@ -57,7 +59,18 @@ class Trained(Problem, Task):
         return self.sample(self.config.P, generator(self.seed, "train"))
 
     def optimizer(self, model: Any) -> torch.optim.Optimizer:
-        return torch.optim.SGD(model.parameters(), lr=self.config.lr)
+        return torch.optim.SGD(model.parameters(), lr=self.stable_rate)
+
+    @cached_property
+    def stable_rate(self) -> float:
+        """The config's rate, unless descent diverges at it; that is looked into once."""
+        if (moments := self.rate_moments()) is not None:
+            self.refuse_divergence(self.config.lr, self.config.steps, moments)
+        return float(self.config.lr)
+
+    @abstractmethod
+    def rate_moments(self) -> Moments | None:
+        """The moments whose loss descent goes down; None where it is no such loss."""
 
     def conserved(self, model: Any) -> Mapping[str, Tensor]:
         """Eq. 44, for higher rank Eq. 50: what the flow conserves, and descent nearly."""
@@ -103,9 +116,8 @@ class Separate(Trained):
         _ = self.moments  # made once, here, and not in the first loss
         return self._model(SeparateAttention(self.start(), self.config.every))
 
-    def optimizer(self, model: Any) -> torch.optim.Optimizer:
-        self.refuse_divergence(self.config.lr, self.config.steps, self.moments)
-        return super().optimizer(model)
+    def rate_moments(self) -> Moments:
+        return self.moments
 
     def batches(self, device: torch.device | str) -> Callable[[int], Moments]:
         """The moments, at every step: a full batch."""
@@ -171,10 +183,8 @@ class RawSequences(Trained):
         c = self.config
         return self._model(FullAttention(self.start(), c.attention, c.every, frozen=c.blocks == "zero"))
 
-    def optimizer(self, model: Any) -> torch.optim.Optimizer:
-        if self.config.attention == "linear":
-            self.refuse_divergence(self.config.lr, self.config.steps, self.population)
-        return super().optimizer(model)
+    def rate_moments(self) -> Moments | None:
+        return self.population if self.config.attention == "linear" else None
 
     def batches(self, device: torch.device | str) -> Callable[[int], Sequences]:
         """All P sequences at every step where a batch holds them, else batches of them."""
@@ -221,7 +231,8 @@ class LinearFlow(Problem, Flow):
     def observables(self, time: float, state: State) -> Iterable[Reading]:  # noqa: ARG002
         weights = Weights(**state)
         yield Reading("loss", float(loss_of(product(weights), self.population)))
-        for reading in component_readings(weights, self.fixed_points, self.covariance.eigenvectors):
+        seen = component_readings(product(weights), *weights, self.fixed_points, self.covariance.eigenvectors)
+        for reading in seen:
             yield replace(reading, name=f"principal_components/{reading.name}")
         now, first = theory.conserved(weights), theory.conserved(self.start())
         drift = max(float(np.abs(now[name] - first[name]).max() / np.abs(first[name]).max()) for name in now)

@@ -167,7 +167,7 @@ def deviation(state: State) -> float:
 
 def ordered_start(h: int, T: int, random: np.random.Generator) -> tuple[Floats, Floats]:
     """v [feature] >= 0 and s [position] drawn at random so that the first feature leads in both (Eq. 6)."""
-    v, s = random.uniform(size=h), random.dirichlet(np.ones(T))
+    v, s = random.uniform(size=h), random.dirichlet(np.ones(T))  # nosec B311  # numpy's, of the run's seed
     for leads, values in ((int(v.argmax()), v), (int(s[:h].argmax()), s)):
         values[0], values[leads] = values[leads], values[0]
     return v, s

@@ -46,7 +46,8 @@ class MinimalAttention(nn.Module):
         pattern = self.hook_pattern(scores.softmax(-1))
         v = self.hook_v(self.values(tokens).transpose(1, 2)).transpose(1, 2)  # [batch, head, key, outcome]
         d = v.shape[-1]
-        v = pad(v, (0, -d % 4))  # else a head's matrices are aligned unlike another's, and some processors round them so
+        # Unpadded, a head's matrices would be aligned unlike another's, and some processors round them unlike.
+        v = pad(v, (0, -d % 4))
         z: Tensor = self.hook_z((pattern @ v)[..., :d].transpose(1, 2))
         return z.sum(2)
 

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import argparse
+import sys
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING
@@ -118,7 +119,7 @@ def main() -> None:
     parser.add_argument("--cache", help="folder of kept runs")
     given = parser.parse_args()
     lab = Lab(make_host(), cache_folder(given.cache), given.budget)
-    print(f"{as_markdown(flow_rows(lab))}\n\n{as_markdown(trained_rows(lab))}")
+    sys.stdout.write(f"{as_markdown(flow_rows(lab))}\n\n{as_markdown(trained_rows(lab))}\n")
 
 
 if __name__ == "__main__":

@@ -13,18 +13,14 @@ from stagelens.config import Config, FlowConfig
 from stagelens.flow import Floats, State
 from stagelens_recall import theory
 from stagelens_recall.data import refuse_above
-from stagelens_recall.learning import check_heads, default_betas, learning_order, plateau_predictions, tokens_named
+from stagelens_recall.learning import SimplifiedHeads, learning_order, plateau_predictions, tokens_named
 
 DOUBLE = 8  # bytes of a number
 
 
-class RecallFlowConfig(FlowConfig):
+class RecallFlowConfig(SimplifiedHeads, FlowConfig):
     """`system` full: w and beta of every head; first-jump: alpha and beta of head 1 alone (Theorem 3.1c)."""
 
-    order: int = Field(4, ge=2, le=100, description="k: tokens in a permutation")
-    responses: int = Field(4, ge=2, description="|R|: possible responses")
-    heads: int = Field(0, ge=0, description="heads of the first layer; 0: k - 1, as many as must match")
-    betas: tuple[float, ...] = Field((), description="beta_h at the start, all >= 0; none: 0.1, 0.03, ...")
     system: Literal["full", "first-jump"] = Field("full", description="which equations are integrated")
     learned: int = Field(0, ge=0, description="the first heads that start out learned: I_h of A.6, h = learned + 1")
     learned_score: float = Field(
@@ -41,7 +37,6 @@ class RecallFlowConfig(FlowConfig):
 
     @model_validator(mode="after")
     def _consistent(self) -> RecallFlowConfig:
-        check_heads(self.order, self.heads, self.betas)
         needed = theory.table_size(self.order, self.n_heads)
         if self.system == "full":
             refuse_above("the table of matches", 2 * DOUBLE * needed, self.order)
@@ -50,14 +45,6 @@ class RecallFlowConfig(FlowConfig):
         if self.learned >= self.n_heads:
             raise ValueError(f"learned={self.learned} of {self.n_heads} heads leaves none to learn; give fewer")
         return self
-
-    @property
-    def n_heads(self) -> int:
-        return self.heads or self.order - 1
-
-    @property
-    def first_betas(self) -> tuple[float, ...]:
-        return self.betas or default_betas(self.n_heads)
 
 
 class GradientFlow(Flow):

@@ -4,7 +4,40 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+from pydantic import Field, model_validator
+
 from stagelens import Prediction
+from stagelens.config import Config
+
+
+class RecallConfig(Config):
+    """What every task of this plugin has."""
+
+    order: int = Field(4, ge=2, le=100, description="k: tokens in a permutation")
+    responses: int = Field(4, ge=2, description="|R|: possible responses")
+
+
+class SimplifiedHeads(RecallConfig):
+    """The heads of the simplified model, trained or in the flow."""
+
+    heads: int = Field(0, ge=0, description="heads of the first layer; 0: k - 1, as many as must match")
+    betas: tuple[float, ...] = Field(
+        (), description="beta_h at the start, all >= 0; none: 0.1, 0.03, ...; heads with equal ones learn together"
+    )
+
+    @model_validator(mode="after")
+    def _heads_fit(self) -> SimplifiedHeads:
+        check_heads(self.order, self.heads, self.betas)
+        return self
+
+    @property
+    def n_heads(self) -> int:
+        return self.heads or self.order - 1
+
+    @property
+    def first_betas(self) -> tuple[float, ...]:
+        return self.betas or default_betas(self.n_heads)
+
 
 SMALLEST, LARGEST = 1e-30, 1e3  # of a beta that is not 0
 

@@ -18,6 +18,7 @@ class RecallCircuit(Probe):
     title = "beta and alpha of each head, or the centred identity in each block of Q^T K"
     gives = ("beta", "alpha", "coefficient")
     default = False
+    stacks = True
 
     def applies(self, scene: Scene) -> str | None:
         if hasattr(scene.model, "beta") or hasattr(scene.model, "coefficients"):

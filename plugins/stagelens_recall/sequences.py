@@ -17,16 +17,14 @@ from stagelens.models import build_transformer
 from stagelens.seeds import derive, generator
 from stagelens_recall import theory
 from stagelens_recall.data import context_length, refuse_above, response_reference, sample_sequences
-from stagelens_recall.learning import check_heads, plateau_predictions, tokens_named
+from stagelens_recall.learning import RecallConfig, check_heads, plateau_predictions, tokens_named
 from stagelens_recall.model import OriginalTransformer
 from stagelens_recall.tasks import BYTES, Loss
 
 
-class SequenceConfig(TaskConfig):
+class SequenceConfig(RecallConfig, TaskConfig):
     """What the models on sampled sequences have in common."""
 
-    order: int = Field(4, ge=2, le=100, description="k: tokens in a permutation")
-    responses: int = Field(4, ge=2, description="|R|: possible responses")
     heads: int = Field(0, ge=0, description="heads of the first layer; 0: k")
     loss: Loss = Field("cross-entropy", description="1 - p_r or -log p_r, of the right response r")
     init_scale: float = Field(0.02, gt=0, description="standard deviation of the second layer's Q and K at the start")

@@ -25,8 +25,7 @@ from stagelens_recall.data import (
     sample_sequences,
 )
 from stagelens_recall.learning import (
-    check_heads,
-    default_betas,
+    SimplifiedHeads,
     learning_order,
     partial_matches,
     plateau_predictions,
@@ -39,15 +38,9 @@ Loss = Literal["dot-product", "cross-entropy"]
 BYTES = 4  # of a number
 
 
-class SimplifiedConfig(TaskConfig):
+class SimplifiedConfig(SimplifiedHeads, TaskConfig):
     """The simplified model. `batch_size` and `eval_size` count only where `sampled` is set."""
 
-    order: int = Field(4, ge=2, le=100, description="k: tokens in a permutation")
-    responses: int = Field(4, ge=2, description="|R|: possible responses")
-    heads: int = Field(0, ge=0, description="heads of the first layer; 0: k - 1, as many as must match")
-    betas: tuple[float, ...] = Field(
-        (), description="beta_h at the start, all >= 0; none: 0.1, 0.03, ...; heads with equal ones learn together"
-    )
     loss: Loss = Field("dot-product", description="1 - p_r or -log p_r, of the right response r")
     momentum: float = Field(0.9, ge=0, lt=1, description="SGD's momentum")
     init_scale: float = Field(0.0, ge=0, description="standard deviation of the heads' scores w at the start")
@@ -57,7 +50,6 @@ class SimplifiedConfig(TaskConfig):
 
     @model_validator(mode="after")
     def _consistent(self) -> SimplifiedConfig:
-        check_heads(self.order, self.heads, self.betas)
         per_permutation = (
             self.order**2 + 3 * self.order * self.n_heads + (2 * NODES if self.loss != "dot-product" else 0)
         )
@@ -65,14 +57,6 @@ class SimplifiedConfig(TaskConfig):
         if self.train_size and not self.sampled:
             raise ValueError("the exact loss has no training set; give train_size=0, or sampled=true")
         return self
-
-    @property
-    def n_heads(self) -> int:
-        return self.heads or self.order - 1
-
-    @property
-    def first_betas(self) -> tuple[float, ...]:
-        return self.betas or default_betas(self.n_heads)
 
 
 @dataclass(frozen=True)
@@ -168,7 +152,7 @@ class Simplified(Task):
         return [f"{tokens_named(heads)} matched" for heads in self.learning_order]
 
     def schedule(self) -> Schedule:
-        return Schedule(log=20, even=100)
+        return Schedule(log=20, even=60)
 
     def figures(self, run: Any) -> Mapping[str, Any]:
         from stagelens_recall.figures import staged_learning

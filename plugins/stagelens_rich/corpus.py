@@ -16,6 +16,7 @@ from torch import Tensor
 from stagelens.errors import EnvironmentFault, UsageError
 
 PYTHON, WIKITEXT = "python", "wikitext-2"
+REVISION = "b08601e04326c79dfdd32d625aee71d232d685c3"  # of the dataset on the hub: what is there may change
 UNKNOWN, END = "<unk>", "<eos>"  # as they are written in wikitext-2
 WORD = re.compile(r"\w+|[^\w\s]")  # a word, or a mark of punctuation
 PARTS = 10  # of each tenth of a text, the last tenth is held out
@@ -137,7 +138,7 @@ def wikitext_2() -> tuple[list[str], list[str]]:
         ) from None
     try:
         with _quiet("huggingface_hub"):  # it tells of each of its attempts
-            parts = load_dataset("Salesforce/wikitext", "wikitext-2-v1")
+            parts = load_dataset("Salesforce/wikitext", "wikitext-2-v1", revision=REVISION)
     except (OSError, ValueError) as error:  # no network, or offline; offline with other parts of the dataset kept
         reason = " ".join(str(error).split())[:150]
         raise EnvironmentFault(

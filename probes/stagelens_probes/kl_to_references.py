@@ -13,7 +13,6 @@ from stagelens.probing import DoesNotApply, Reduced
 from stagelens.scene import Scene
 from stagelens_probes.attention import wide
 
-
 MOST_KEPT = 2**20  # numbers of a reference predictor's answer
 
 

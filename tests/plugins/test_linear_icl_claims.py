@@ -13,7 +13,8 @@ from stagelens.host import make_host
 from stagelens.lab import Lab
 from stagelens.verifying import choose, verify_claim
 from stagelens_linear_icl import claims, figures
-from stagelens_linear_icl.claims import Path, accelerations, conspicuous, exponent, resting_time, separate, slowest
+from stagelens_linear_icl.claims import Path, exponent, separate
+from stagelens_linear_icl.variation_claims import accelerations, conspicuous, resting_time, slowest
 
 LEVELS = np.array([1, 0.64057971, 0.37737216, 0.2098046, 0.13599507])
 

@@ -150,7 +150,8 @@ def test_wikitext_has_its_own_parts_ends_of_lines_and_unknown_words(monkeypatch)
     """A stand-in for the download: two lines as wikitext-2 writes them."""
     parts = {"train": {"text": [" = Title = \n", "", " a <unk> b b \n"]}, "validation": {"text": [" b c \n"]}}
     package = ModuleType("datasets")
-    package.load_dataset = lambda name, part: parts if (name, part) == ("Salesforce/wikitext", "wikitext-2-v1") else {}
+    known = ("Salesforce/wikitext", "wikitext-2-v1", corpus.REVISION)
+    package.load_dataset = lambda name, part, revision: parts if (name, part, revision) == known else {}
     monkeypatch.setitem(sys.modules, "datasets", package)
     loaded = load_corpus("wikitext-2", 33278, 3)
     assert loaded.words == ("<unk>", "<eos>", "=", "b", "Title", "a")

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import shutil
 import signal
+import traceback
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -34,6 +35,7 @@ def stagelens_register_tasks():
     return [Decay, Regression, Repeats]
 """
 TOLD = "told"  # in place of what was read, where one line says what is wrong
+SAME = "same"
 
 Reader = Callable[[], str | bytes]
 
@@ -66,6 +68,7 @@ def make_world(folder: Path) -> None:
     run(Regression, runs, name="ended", report=True, settings={"steps": 60})
     run(Regression, runs, name="other", seed=1, settings={"steps": 60})
     run(Repeats, runs, name="attending", report=True)
+    run(Repeats, folder / "aside", name="attending", seed=1)
     run(Decay, runs, name="flow", report=True)
     killing = host_with(Snapshot(20, runs / "killed"))
     run(Regression, folder / "aside", killing, name="killed", settings={"steps": 60})
@@ -114,7 +117,7 @@ def readers_of_run(name: str, task: type[Any], steps: int | None, heavy: bool = 
         readers |= {f"model at {step}": lambda step=step: _model(opened(), step) for step in (None, steps)}
     if heavy:
         readers |= {
-            "runs": _cli("runs", "--json"),
+            "runs": lambda: _listed(name),
             "compare html": _cli("compare", name, "other", "-o", "out.html", file="out.html"),
             "export netcdf": _cli("export", name, "--format", "netcdf", "-o", "out.nc", file="out.nc"),
             "export parquet": _cli("export", name, "--format", "parquet", "-o", "out.pq", file="out.pq"),
@@ -137,19 +140,22 @@ def readers_of_file(kind: str) -> dict[str, Reader]:
 
 
 def judge(reader: Reader, whole: str | bytes | None) -> str:
-    """What is wrong with `reader` on a damaged file; empty where nothing is. `whole` None: any content will do."""
+    """How `reader` takes a damaged file: `same`, `told`, or what is wrong. `whole` None: any content will do."""
     try:
         with _stopped_after(LIMIT):
             found = reader()
     except Fault as fault:
         return str(fault)
     except StagelensError as error:
-        return "" if 10 < len(str(error)) and "\n" not in str(error) else f"no line: {str(error)[:300]!r}"
+        return TOLD if 10 < len(str(error)) and "\n" not in str(error) else f"no line: {str(error)[:300]!r}"
     except TooLong:
         return f"more than {LIMIT:g} s"
     except Exception as defect:
-        return f"{type(defect).__name__}: {defect}"[:300]
-    return "" if whole is None or found in (TOLD, whole) else f"other content: {_difference(found, whole)}"
+        where = traceback.extract_tb(defect.__traceback__)[-1]
+        return f"{type(defect).__name__}: {defect}"[:300] + f" ({Path(where.filename).name}:{where.lineno})"
+    if found == TOLD:
+        return TOLD
+    return SAME if whole is None or found == whole else f"other content: {_difference(found, whole)}"
 
 
 def read(reader: Reader) -> str | bytes:
@@ -173,6 +179,12 @@ def _cli(*words: str, file: str = "") -> Reader:
         return Path(file).read_bytes() if file else ended.out
 
     return read
+
+
+def _listed(name: str) -> str | bytes:
+    """The catalogue's row of a run; one that cannot be read is passed over."""
+    rows = [row for row in json.loads(_cli("runs", "--json")()) if row["name"] == name]
+    return json_text(rows) if rows else TOLD
 
 
 def _resumed(name: str, task: type[Any]) -> bytes:

@@ -16,6 +16,7 @@ lists by alignment.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -26,7 +27,6 @@ from stagelens.errors import UsageError
 from stagelens.events import mean_of_measured, places, probe_events
 from stagelens.members import Member
 from stagelens.palette import COLOURS, DASHES
-from stagelens.plain import plain
 
 if TYPE_CHECKING:
     from stagelens.comparing import Comparison, Curve
@@ -180,5 +180,5 @@ def _ordered(run: Run) -> list[str]:
 
 def _rounded(values: Any) -> list[float | None]:
     """Six digits are more than a screen shows, and keep the page small."""
-    found: list[float | None] = plain([float(f"{value:.6g}") for value in np.asarray(values, dtype=np.float64)])
-    return found
+    numbers: list[float] = np.asarray(values, dtype=np.float64).tolist()
+    return [float(f"{number:.6g}") if math.isfinite(number) else None for number in numbers]

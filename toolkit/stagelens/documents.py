@@ -77,7 +77,7 @@ def read_yaml(path: Path) -> Any:
             depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
             if depth > MOST_DEPTH:
                 raise _too_deep()
-        return yaml.load(text, Loader)  # nosec B506: a SafeLoader
+        return yaml.load(text, Loader)  # nosec B506  # a SafeLoader
     except yaml.YAMLError as error:
         raise ValueError(" ".join(str(error).split())) from None
 

@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 if TYPE_CHECKING:
+    from stagelens.stages import Stages
     from stagelens.timeline import Timeline
 
 Floats = NDArray[np.float64]
@@ -57,28 +58,32 @@ class Score:
 
 def score(predictions: Sequence[Prediction], timeline: Timeline) -> list[Score]:
     """Each prediction beside its measurement."""
-    return [_score(prediction, timeline) for prediction in predictions]
+    found: dict[Any, Stages] = {}  # of the series that predictions are about, each found once
+    return [_score(prediction, timeline, found) for prediction in predictions]
 
 
-def _score(prediction: Prediction, timeline: Timeline) -> Score:
+def _score(prediction: Prediction, timeline: Timeline, found: dict[Any, Stages]) -> Score:
     if prediction.kind == "curve":
         return _score_curve(prediction, timeline)
     assert not callable(prediction.expected)
     expected = float(prediction.expected)
-    measured = prediction.measure(timeline) if prediction.measure else _nearest(prediction, timeline)
+    measured = prediction.measure(timeline) if prediction.measure else _nearest(prediction, timeline, found)
     error = None if measured is None else abs(measured - expected) / (abs(expected) or 1.0)
     return Score(prediction.name, prediction.kind, prediction.series, expected, measured, error, prediction.reference)
 
 
-def _nearest(prediction: Prediction, timeline: Timeline) -> float | None:
+def _nearest(prediction: Prediction, timeline: Timeline, found: dict[Any, Stages]) -> float | None:
     """The level of the nearest plateau, or the step of the nearest transition."""
     from stagelens.stages import detect_stages
 
     if prediction.series not in timeline:
         return None
-    stages = detect_stages(*timeline.scalar(prediction.series, prediction.place))
-    found = [p.level for p in stages.plateaus] if prediction.kind == "level" else [t.at for t in stages.transitions]
-    return min(found, key=lambda value: abs(value - float(prediction.expected)), default=None)  # type: ignore[arg-type]
+    key = (prediction.series, *(prediction.place or {}).items())
+    if key not in found:
+        found[key] = detect_stages(*timeline.scalar(prediction.series, prediction.place))
+    stages = found[key]
+    values = [p.level for p in stages.plateaus] if prediction.kind == "level" else [t.at for t in stages.transitions]
+    return min(values, key=lambda value: abs(value - float(prediction.expected)), default=None)  # type: ignore[arg-type]
 
 
 def _score_curve(prediction: Prediction, timeline: Timeline) -> Score:

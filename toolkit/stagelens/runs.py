@@ -42,6 +42,7 @@ class Run:
         self.folder = folder
         self.manifest: Manifest = load_manifest(folder)
         self._host = host
+        self._stages: dict[str, Stages] = {}  # by metric, as found in `timeline`
 
     @property
     def name(self) -> str:
@@ -80,9 +81,14 @@ class Run:
 
     def stages(self, metric: str | None = None) -> Stages:
         """Plateaus and transitions of a series, by default of the task's own metric."""
+        metric = metric or self.manifest.metric
+        if metric not in self._stages:
+            self._stages[metric] = self._find_stages(metric)
+        return self._stages[metric]
+
+    def _find_stages(self, metric: str) -> Stages:
         from stagelens.stages import detect_stages
 
-        metric = metric or self.manifest.metric
         found = detect_stages(*self.timeline.scalar(metric))
         names = self.manifest.stage_names if metric == self.manifest.metric else []
         count = len(found.transitions)

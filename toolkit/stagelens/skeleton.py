@@ -66,7 +66,7 @@ def _render(name: str) -> dict[str, str]:
         "version": f"{major}.{minor}",
         "next_version": f"{int(major) + 1}" if int(major) else f"0.{int(minor) + 1}",
     }
-    templates = Environment(  # nosec B701: it writes Python and toml, in which nothing is to be escaped as html
+    templates = Environment(  # nosec B701  # it writes Python and toml, in which nothing is to be escaped
         loader=PackageLoader("stagelens", "templates/plugin"), undefined=StrictUndefined, keep_trailing_newline=True
     )
     return {path.format(**words): templates.get_template(file).render(words) for file, path in FILES.items()}

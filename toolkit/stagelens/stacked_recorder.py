@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NoReturn
 
@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
-from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
+from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from stagelens.observing import Observed, observe
 from stagelens.probing import Probe
@@ -20,6 +20,7 @@ from stagelens.scene import Site
 from stagelens.stacking import Stacked
 from stagelens.task import Batch
 
+LARGEST = 2**14  # numbers in a member's batch; of more, the arithmetic takes longer than what is around it
 CHECKED = 2  # the first observations are made both ways; at the second the probes have a state to go on from
 AGREE = {torch.float64: (1e-6, 1e-9), torch.float32: (1e-3, 1e-5)}  # relative and absolute
 
@@ -34,8 +35,8 @@ class StackedRecorder:
     """Observes for the recorders of stacked trainings what each would observe alone.
 
     Vectorized are the pass, the task's metrics, and the probes that say so (`stacks`). Other probes are read member by
-    member after the pass. Where one of those has hooks, or where the numbers are not what a member finds alone,
-    `apart` says why, and every recorder looks for itself from then on.
+    member after the pass. Where one of those has hooks, where batches are large, or where the numbers are not what a
+    member finds alone, `apart` says so, and every recorder looks for itself.
     """
 
     def __init__(self, stacked: Stacked, recorders: Sequence[Recorder]) -> None:
@@ -45,14 +46,14 @@ class StackedRecorder:
         try:
             self._stack_batches()
         except (Apart, RuntimeError) as reason:
-            self.apart = f"the evaluation batches cannot be stacked ({reason})"
+            self.apart = f"the evaluation batches cannot be stacked: {reason}"
 
     def observe(self, step: float, members: Sequence[int]) -> list[Observed] | None:
         """What the recorders of `members` see at `step`; None where each has to look for itself."""
         recorders = [self.recorders[member] for member in members]
         if self.apart or len(members) < 2 or any(recorder.suspicious for recorder in recorders):
             return None
-        before = [states_of(recorder.probes) for recorder in recorders]
+        before = [_states(recorder.probes) for recorder in recorders]
         try:
             together = self._together(step, members)
             if self._to_check:
@@ -62,7 +63,7 @@ class StackedRecorder:
         except Exception as reason:  # whatever vmap does not do: each looks for itself, and fails by itself
             self.apart = f"{type(reason).__name__}: {' '.join(str(reason).split())[:200]}"
             for recorder, states in zip(recorders, before, strict=True):
-                put_states(recorder.probes, states)
+                _put_states(recorder.probes, states)
             return None
         return together
 
@@ -71,78 +72,102 @@ class StackedRecorder:
         leaves, trees = zip(*(tree_flatten(recorder.scene.batch) for recorder in self.recorders), strict=True)
         if any(tree != trees[0] for tree in trees) or not all(isinstance(leaf, Tensor) for leaf in leaves[0]):
             raise Apart("they are not tensors alone")
+        if sum(leaf.numel() for leaf in leaves[0]) > LARGEST:
+            raise Apart("they are large")
         self._leaves, self._tree = [torch.stack(one) for one in zip(*leaves, strict=True)], trees[0]
         for index, recorder in enumerate(self.recorders):
             recorder.scene.batch = tree_unflatten([leaf[index] for leaf in self._leaves], self._tree)
 
     def _together(self, step: float, members: Sequence[int]) -> list[Observed]:
         recorders = [self.recorders[member] for member in members]
-        first = recorders[0]
         alone = _read_alone(recorders)
-        lens = _Lens(first, {name: probe for name, probe in first.probes.items() if name not in alone}, step)
-        states, trees = zip(*(tree_flatten(states_of(r.probes, lens.probes)) for r in recorders), strict=True)
-        if any(tree != trees[0] for tree in trees):
+        lens = _Lens(recorders[0], alone, step)
+        carried = [list(_flat(_states(recorder.probes, lens.probes))) for recorder in recorders]
+        names = [name for name, _ in carried[0]]
+        if any([name for name, _ in own] != names for own in carried):
             raise Apart("the probes' states differ in form")
         which: Any = slice(None) if len(members) == len(self.recorders) else torch.tensor(members)
-        named = {f"model.{name}": held for name, held in self.stacked.state().items()}
-        own = [tensor if place is None else tensor[which] for tensor, place in named.values()]
+        held = {f"model.{name}": tensor for name, tensor in self.stacked.state().items()}
+        model = [tensor.detach() if place is None else tensor.detach()[which] for tensor, place in held.values()]
         batch = [leaf[which] for leaf in self._leaves]
-        carried = [torch.stack(one) for one in zip(*states, strict=True)]
+        states = [torch.stack([tensor for _, tensor in one]) for one in zip(*carried, strict=True)]
 
-        def see(model: list[Tensor], batch: list[Tensor], carried: list[Tensor]) -> list[Tensor]:
-            given = (tree_unflatten(batch, self._tree), tree_unflatten(carried, trees[0]))
-            seen: list[Tensor] = functional_call(lens, dict(zip(named, model, strict=True)), given)
+        def see(model: list[Tensor], batch: list[Tensor], states: list[Tensor]) -> list[Tensor]:
+            given = (tree_unflatten(batch, self._tree), zip(names, states, strict=True))
+            seen: list[Tensor] = functional_call(lens, dict(zip(held, model, strict=True)), given)
             return seen
 
-        with first.looking():
-            places = ([place for _, place in named.values()], 0, 0 if carried else None)
-            seen = tree_unflatten(torch.vmap(see, in_dims=places)(own, batch, carried), lens.tree)
-        arrays = tree_map(lambda tensor: tensor.to("cpu", torch.float64).numpy(), [seen["values"], seen["readings"]])
-        found = []
-        for index, recorder in enumerate(recorders):
-            put_states(recorder.probes, _of(seen["states"], index))
-            values, readings = _of(arrays, index)
-            named_readings = {name: _filled(lens.forms[name], readings[name]) for name in lens.probes}
-            if alone:
-                named_readings |= recorder.read(alone, step, *_of(seen["ends"], index))
-            found.append(Observed(values, {name: named_readings[name] for name in recorder.probes}))
-        return found
+        with recorders[0].looking():
+            places = ([place for _, place in held.values()], 0, 0 if states else None)
+            found = torch.vmap(see, in_dims=places)(model, batch, states)
+        return lens.sorted_out(found, recorders)
 
 
 class _Lens(nn.Module):
     """(batch, states) -> what one member's probes see, as tensors. The member's parameters are put in from outside."""
 
-    def __init__(self, recorder: Recorder, probes: dict[str, Probe], step: float) -> None:
+    def __init__(self, recorder: Recorder, alone: Sequence[str], step: float) -> None:
         super().__init__()
         self.model = recorder.scene.model
-        self.recorder, self.probes, self.step = recorder, probes, step
-        self.forms: dict[str, list[Reading]] = {}  # the readings of each probe, but for their values
-        self.tree: Any = None  # what holds the tensors
+        self.recorder, self.alone, self.step = recorder, alone, step
+        self.probes = {name: probe for name, probe in recorder.probes.items() if name not in alone}
+        self.values: list[str] = []
+        self.readings: list[tuple[str, Reading]] = []  # of each probe, but for their values
+        self.states: list[tuple[str, str]] = []
+        self.tree: Any = None  # of the output
 
-    def forward(self, batch: Batch, states: States) -> list[Tensor]:
+    def forward(self, batch: Batch, states: Iterable[tuple[tuple[str, str], Tensor]]) -> list[Tensor]:
         scene = replace(self.recorder.scene, batch=batch, step=self.step, output=None, loss=None, constants={})
-        put_states(self.probes, states)
+        _put_states(self.probes, _nested(states, self.probes))
         observed = observe(scene, self.probes, self.recorder.metrics, _raise)
-        self.forms = dict(observed.readings)
-        seen = {
-            "values": observed.values,
-            "readings": {name: [reading.values for reading in found] for name, found in observed.readings.items()},
-            "states": states_of(self.probes),
-            "ends": [scene.output, scene.loss] if len(self.probes) < len(self.recorder.probes) else [],
-        }
-        leaves, self.tree = tree_flatten(seen)
-        return [torch.as_tensor(leaf) for leaf in leaves]
+        after = list(_flat(_states(self.probes)))
+        self.values = list(observed.values)
+        self.readings = [(name, reading) for name, found in observed.readings.items() for reading in found]
+        self.states = [name for name, _ in after]
+        output, self.tree = tree_flatten([scene.output, scene.loss] if self.alone else [])
+        tensors = [*observed.values.values(), *(reading.values for _, reading in self.readings)]
+        return [torch.as_tensor(tensor) for tensor in (*tensors, *(tensor for _, tensor in after), *output)]
+
+    def sorted_out(self, found: Sequence[Tensor], recorders: Sequence[Recorder]) -> list[Observed]:
+        """What each member observed, from the tensors [member, ...] of all; its probes have their new states."""
+        numbers = len(self.values) + len(self.readings)
+        arrays = [tensor.to("cpu", torch.float64).numpy() for tensor in found[:numbers]]
+        states, output = found[numbers : numbers + len(self.states)], found[numbers + len(self.states) :]
+        observed = []
+        for index, recorder in enumerate(recorders):
+            own = zip(self.states, (tensor[index] for tensor in states), strict=True)
+            _put_states(recorder.probes, _nested(own, self.probes))
+            values = {name: array[index] for name, array in zip(self.values, arrays, strict=False)}
+            readings: dict[str, list[Reading]] = {name: [] for name in recorder.probes}
+            for (name, form), array in zip(self.readings, arrays[len(values) :], strict=True):
+                readings[name].append(Reading(form.name, array[index], form.dims, form.coords, form.labels))
+            if self.alone:
+                ends = tree_unflatten([tensor[index] for tensor in output], self.tree)
+                readings |= recorder.read(self.alone, self.step, *ends)
+            observed.append(Observed(values, readings))
+        return observed
 
 
-def states_of(probes: Mapping[str, Probe], names: Sequence[str] | Mapping[str, Any] | None = None) -> States:
+def _states(probes: Mapping[str, Probe], names: Iterable[str] | None = None) -> States:
     """What the probes (of `names`) carry on."""
     return {name: dict(probes[name].state) for name in (probes if names is None else names)}
 
 
-def put_states(probes: Mapping[str, Probe], states: States) -> None:
+def _put_states(probes: Mapping[str, Probe], states: States) -> None:
     for name, state in states.items():
         if name in probes:
             probes[name].state = dict(state)
+
+
+def _flat(states: States) -> Iterable[tuple[tuple[str, str], Tensor]]:
+    return (((name, key), tensor) for name, state in states.items() for key, tensor in state.items())
+
+
+def _nested(states: Iterable[tuple[tuple[str, str], Tensor]], names: Iterable[str]) -> States:
+    nested: States = {name: {} for name in names}
+    for (name, key), tensor in states:
+        nested[name][key] = tensor
+    return nested
 
 
 def _read_alone(recorders: Sequence[Recorder]) -> list[str]:
@@ -156,21 +181,12 @@ def _read_alone(recorders: Sequence[Recorder]) -> list[str]:
     return alone
 
 
-def _of(tree: Any, index: int) -> Any:
-    """The part of one member."""
-    return tree_map(lambda values: values[index], tree)
-
-
-def _filled(forms: Sequence[Reading], values: Sequence[Any]) -> list[Reading]:
-    return [Reading(form.name, value, form.dims, form.coords, form.labels) for form, value in zip(forms, values, strict=True)]
-
-
 def _check(recorder: Recorder, step: float, before: States, together: Observed) -> None:
     """Raises unless `together` is what the recorder sees when it looks for itself; its probes go on from `together`."""
-    after = states_of(recorder.probes)
-    put_states(recorder.probes, before)
+    after = _states(recorder.probes)
+    _put_states(recorder.probes, before)
     alone = recorder.observe(step)
-    put_states(recorder.probes, after)
+    _put_states(recorder.probes, after)
     near, nearly = AGREE.get(next(recorder.scene.model.parameters()).dtype, (1e-2, 1e-3))
     for one, other in zip(_listed(together), _listed(alone), strict=True):
         if (one.name, one.dims, one.coords, one.labels) != (other.name, other.dims, other.coords, other.labels):

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Protocol
 
 from stagelens import checkpoint
@@ -140,11 +141,14 @@ def carry(
         looking = [track for track in alive if stopping or track.due(step)]
         if looking or (step % CHECK_EVERY == 1 and step > start):
             settle(stopping or any(step in track.to_save for track in looking))
-            alive = [track for track in alive if _goes_on(track, track.training.check)]
+            for track in list(alive):
+                with _ends_alone(track, alive):
+                    track.training.check()
             looking = [track for track in looking if track in alive]
             look(step, [track for track in looking if track.to_measure == step])
-            ended = [track for track in looking if not _goes_on(track, lambda t=track: t.visit(step, stopping))]
-            alive = [track for track in alive if track not in ended]
+            for track in looking:
+                with _ends_alone(track, alive):
+                    track.visit(step, save=stopping)
         if step == steps or stopping or not alive:
             break
         trainer.advance(step)
@@ -153,14 +157,14 @@ def carry(
         track.writer.status = "finished" if step == steps else "interrupted"
 
 
-def _goes_on(track: Track, act: Callable[[], None]) -> bool:
-    """Whether `act` finds the track's loss finite; if not, its writer knows what it ended with."""
+@contextmanager
+def _ends_alone(track: Track, alive: list[Track]) -> Iterator[None]:
+    """A track whose loss diverges in the block is not alive any more, and its writer knows what it ended with."""
     try:
-        act()
+        yield
     except Diverged as divergence:
         track.writer.error = str(divergence)
-        return False
-    return True
+        alive.remove(track)
 
 
 def _loss_of(measurement: Measurement) -> float:

@@ -6,7 +6,7 @@ import io
 import os
 import shutil
 import socket
-import subprocess
+import subprocess  # nosec B404  # ray's own health check
 import sys
 import tarfile
 import tempfile
@@ -160,7 +160,7 @@ def _reach(address: str, limit: float) -> None:
         socket.create_connection((host.strip("[]"), int(port)), timeout=limit).close()
         if not address.startswith("ray://"):
             command = [sys.executable, "-m", "ray.scripts.scripts", "health-check", "--address", f"{host}:{port}"]
-            answer = subprocess.run(command, timeout=limit, capture_output=True, text=True)
+            answer = subprocess.run(command, timeout=limit, capture_output=True, text=True)  # nosec B603  # no shell
             if answer.returncode and "AuthenticationError" not in answer.stderr:  # one that wants a token is there
                 raise ConnectionError(None, "no ray is there")
     except (OSError, OverflowError, subprocess.SubprocessError) as error:

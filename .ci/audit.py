@@ -1,0 +1,51 @@
+"""`make audit`: the pinned versions against the advisories of PyPI or OSV, where either can be asked.
+
+pip-audit ends well also where a mirror answers every question with "not found"; here that counts as not asked, and says so.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess  # nosec B404  # pip-audit, which stands beside this Python
+import sys
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+ROOT = Path(__file__).parent.parent
+SERVICES = ("pypi", "osv")
+KNOWN = "jinja2==3.1.5"  # a version that has advisories: a service that knows of none cannot be asked
+
+
+def ask(service: str, pins: list[str]) -> list[dict[str, Any]]:
+    """What `service` says of each of `pins` that it knows; nothing where it cannot be asked."""
+    options = ["--no-deps", "--disable-pip", "--progress-spinner", "off", "--format", "json", "--timeout", "10"]
+    with TemporaryDirectory() as folder:
+        file = Path(folder) / "pins.txt"
+        file.write_text("\n".join(pins), encoding="utf-8")
+        command = [sys.executable, "-m", "pip_audit", "-r", str(file), "-s", service, *options]
+        done = subprocess.run(command, capture_output=True, text=True)  # nosec B603  # no shell
+    try:
+        answers: list[dict[str, Any]] = json.loads(done.stdout)["dependencies"]
+    except (ValueError, KeyError):  # it could not reach the service, and says so in a traceback
+        return []
+    return [answer for answer in answers if "vulns" in answer]
+
+
+def main() -> int:
+    pins = [line for line in (ROOT / "constraints.txt").read_text(encoding="utf-8").splitlines() if "==" in line]
+    for service in SERVICES:
+        if not (any(answer["vulns"] for answer in ask(service, [KNOWN])) and (known := ask(service, pins))):
+            continue
+        open_ = [(answer, vuln) for answer in known for vuln in answer["vulns"]]
+        for answer, vuln in open_:
+            fixed = ", ".join(vuln["fix_versions"]) or "no version yet"
+            sys.stdout.write(f"{answer['name']} {answer['version']}: {vuln['id']}, mended in {fixed}\n")
+        sys.stdout.write(f"audit: {service} knows {len(known)} of {len(pins)} pinned versions, {len(open_)} advisories\n")
+        return 1 if open_ else 0
+    sys.stdout.write(f"audit: SKIPPED, for neither of {', '.join(SERVICES)} can be asked here\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
