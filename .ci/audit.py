@@ -1,6 +1,6 @@
 """`make audit`: the pinned versions against the advisories of PyPI or OSV, where either can be asked.
 
-pip-audit ends well also where a mirror answers every question with "not found"; here that counts as not asked, and says so.
+pip-audit ends well also where a mirror answers every question with "not found"; here that counts as not asked.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def main() -> int:
         for answer, vuln in open_:
             fixed = ", ".join(vuln["fix_versions"]) or "no version yet"
             sys.stdout.write(f"{answer['name']} {answer['version']}: {vuln['id']}, mended in {fixed}\n")
-        sys.stdout.write(f"audit: {service} knows {len(known)} of {len(pins)} pinned versions, {len(open_)} advisories\n")
+        sys.stdout.write(f"audit: {service} knows {len(known)} of {len(pins)} pins, {len(open_)} advisories\n")
         return 1 if open_ else 0
     sys.stdout.write(f"audit: SKIPPED, for neither of {', '.join(SERVICES)} can be asked here\n")
     return 0

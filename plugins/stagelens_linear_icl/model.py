@@ -178,4 +178,4 @@ class InContextRegressor(HookedRootModule):  # type: ignore[misc]
 def exact_loss(M: Tensor, moments: Moments) -> Tensor:
     """The loss of M [D, D] as the quadratic form of the moments, []; of T [D+1, D+1, D] with those of all blocks."""
     flat = M.flatten()
-    return moments.power - 2 * (moments.cross.flatten() @ flat) + flat @ moments.second @ flat
+    return moments.power + (flat * torch.sub(moments.second @ flat, moments.cross.flatten(), alpha=2)).sum()

@@ -5,10 +5,12 @@ from __future__ import annotations
 import sys
 
 import pytest
+import torch
 
+from stagelens.batches import eval_batch
 from stagelens.host import make_host
 from stagelens.lab import Lab
-from stagelens_markov import claims, figures
+from stagelens_markov import claims, figures, spare_figures
 
 TINY = {"d": 4, "T": 3, "steps": 12, "batch_size": 8, "train_size": 16, "eval_size": 8}
 
@@ -31,7 +33,9 @@ def tiny(monkeypatch):
 def test_each_figure_shows_something(lab, name, monkeypatch):
     if name in ("fig10", "spare-heads"):
         whole, small = Lab.run, {"T": 4, "time": 20.0, "points": 30}
-        monkeypatch.setattr(Lab, "run", lambda self, task, given=(): whole(self, task, {**dict(given), **small}))
+        monkeypatch.setattr(
+            Lab, "run", lambda self, task, given=(), seed=0: whole(self, task, dict(given) | small, seed)
+        )
     figure = figures.FIGURES[name](lab)
     assert figure.get_suptitle()
     panels = [axis for axis in figure.get_axes() if axis.get_visible()]
@@ -44,6 +48,26 @@ def test_the_divergences_drawn_are_those_measured(lab):
     assert [line.get_label() for line in right.lines[::2]] == ["A*_1:1", "A*_1:2", "A*_1:3"]
     assert right.lines[0].get_ydata() == pytest.approx(run.timeline.series(figures.KL)[1:, 0])
     assert left.lines[0].get_ydata() == pytest.approx(run.timeline.scalar("excess")[1][1:])
+
+
+def test_the_table_of_spare_heads_says_where_each_went_and_what_it_is_worth(lab, monkeypatch):
+    monkeypatch.setattr(spare_figures, "TRAINED", (4,))
+    titles, *rows = spare_figures.trained_rows(lab)
+    assert [row[:2] for row in rows] == [["4", "0"], ["4", "1"], ["4", "2"]]
+    run = spare_figures.trained(lab, 4, 0)
+    mass = run.timeline.series("head_specialization/mass")[-1, 0]  # [head, group]
+    counts = [int((mass.argmax(-1) == group).sum()) for group in range(3)]
+    assert rows[0][2] == ", ".join(map(str, counts))
+    assert rows[0][4] == f"{run.timeline.scalar('excess')[1][-1]:.3f}"
+    assert all(len(row) == len(titles) for row in rows)
+
+    task, model = run.experiment, run.model_at()
+    batch = eval_batch(task)
+    with torch.no_grad():
+        whole = task.loss(model, batch)
+        model.blocks[0].attn.V[2] = 0.0  # what the head adds is gone
+        alone = task.loss(model, batch) - whole
+    assert spare_figures.losses_added(run)[2] == pytest.approx(alone.item(), abs=1e-5)
 
 
 def test_the_command_writes_a_file(tmp_path, monkeypatch):

@@ -151,6 +151,23 @@ def test_the_full_model_trains_and_is_probed(tmp_path):
     assert done.timeline["loss_by_position/loss"].sizes["position"] >= 5
 
 
+def test_what_the_full_model_knows_is_the_predictor_nearest_to_it():
+    task = full()
+    batch = task.sample(100, torch.Generator().manual_seed(0))
+    for i in range(task.config.h + 1):
+        log_p = log_probabilities(task.process, batch, i)
+        flat = torch.zeros(100, task.shape[0], task.config.d)  # as the model: logits at the context's tokens too
+        flat[:, -task.config.T :] = 0.8 * log_p  # softened, as on the way there
+        assert int(task.metrics(flat, batch)["known"]) == i
+
+
+def test_the_full_models_quick_preset_shows_its_three_stages(tmp_path):
+    """The whole of it takes 600 steps; the last stage is over by 250 with this seed."""
+    done = sl.run("markov/full", settings=["steps=250"], runs=tmp_path, report=False, probes=["weight_norms"])
+    assert [stage.name for stage in done.stages().transitions] == ["I(1) learned", "I(2) learned", "I(3) learned"]
+    assert [stage.level for stage in done.stages().plateaus] == pytest.approx([0, 1, 2, 3], abs=0.01)
+
+
 def test_other_intervals_can_be_given():
     c = config("h=2", "intervals=[[1,3],[2]]")
     task = Minimal(c)

@@ -75,14 +75,17 @@ def command(
     main()
 
 
-def train(runs: Path, plan: Plan | None = None, prepare: Callable[[], None] | None = None) -> None:
+def train(
+    runs: Path, plan: Plan | None = None, prepare: Callable[[], None] | None = None, steps: int | None = None
+) -> None:
     """The run of `NAMED` without its report and without a command line, or what is left of it."""
     if prepare:
         prepare()
     if plan:
         plan.put()
     probes = WORDS[WORDS.index("--probes") + 1].split(",")
-    sl.run("markov", settings=SETTINGS, probes=probes, runs=runs, name="r", resume=True, report=False, device="cpu")
+    settings = [*SETTINGS, *([] if steps is None else [f"steps={steps}"])]
+    sl.run("markov", settings=settings, probes=probes, runs=runs, name="r", resume=True, report=False, device="cpu")
 
 
 def said(out: Path) -> str:

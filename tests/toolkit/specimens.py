@@ -10,7 +10,7 @@ import json
 import shutil
 import signal
 import traceback
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 from fuzzing import TooLong, call, fault_of
-from recorded import staircase, write_run
+from recorded import staircase
 from small import Decay, Regression, Repeats, host_with, run, weights
 
 import stagelens as sl
@@ -58,7 +58,7 @@ class Snapshot:
 
 
 def make_world(folder: Path) -> None:
-    """Whole specimens: runs that ended, were killed, or are flows; a sweep; a curve, a grid, a series of checkpoints."""
+    """Whole specimens: runs that ended, were killed, or are flows; a sweep, a curve, a grid, saved checkpoints."""
     from safetensors.torch import save_file
 
     from stagelens.models import build_transformer
@@ -77,7 +77,8 @@ def make_world(folder: Path) -> None:
     curve = staircase(steps, [60, 130], [1, 0.5, 0.1])
     lines = [f"{step},{value}" for step, value in zip(steps, curve, strict=True)]
     (folder / "curve.csv").write_text("\n".join(["step,loss", *lines, ""]), encoding="utf-8")
-    (folder / "grid.yaml").write_text("time: [1.0, 2.0]\npoints: 20:40:10\nrtol,atol: [[1.0e-6, 1.0e-7]]\n", encoding="utf-8")
+    grid = "time: [1.0, 2.0]\npoints: 20:40:10\nrtol,atol: [[1.0e-6, 1.0e-7]]\n"
+    (folder / "grid.yaml").write_text(grid, encoding="utf-8")
     sizes = {"n_layers": 1, "n_heads": 2, "d_model": 4, "n_ctx": 5, "d_vocab": 6}
     (folder / "series").mkdir()
     (folder / "series" / "config.json").write_text(json.dumps(sizes, indent=1), encoding="utf-8")
@@ -95,8 +96,10 @@ class _Here:
             yield job, perform(job)
 
 
-def readers_of_run(name: str, task: type[Any], steps: int | None, heavy: bool = True) -> dict[str, Reader]:
-    """All that reads a run, in a world's folder; `resume` comes last, for it writes."""
+def readers_of_run(
+    name: str, task: type[Any], steps: Sequence[int | None] = (), heavy: bool = True
+) -> dict[str, Reader]:
+    """All that reads a run, in a world's folder, and the model at `steps`; `resume` comes last, for it writes."""
     runs = Path("runs")
 
     def opened() -> sl.Run:
@@ -113,8 +116,7 @@ def readers_of_run(name: str, task: type[Any], steps: int | None, heavy: bool = 
         "compare --json": _cli("compare", name, "other", "--json"),
         "export csv": _cli("export", name, "--format", "csv", "-o", "out.csv", file="out.csv"),
     }
-    if steps is not None:
-        readers |= {f"model at {step}": lambda step=step: _model(opened(), step) for step in (None, steps)}
+    readers |= {f"model at {step}": lambda step=step: _model(opened(), step) for step in steps}
     if heavy:
         readers |= {
             "runs": lambda: _listed(name),
@@ -133,7 +135,7 @@ def readers_of_file(kind: str) -> dict[str, Reader]:
         return {"stages": _cli("stages", "curve.csv", "--json")}
     if kind == "yaml":
         sweep = _cli("sweep", "small/decay", "--grid", "grid.yaml", "--dry-run", "--json")
-        return {"sweep --dry-run": lambda: found if (found := sweep()) == TOLD else json_text(json.loads(found)["table"])}
+        return {"sweep": lambda: found if (found := sweep()) == TOLD else json_text(json.loads(found)["table"])}
     if kind == "sweep":
         return {"compare": _cli("compare", "swept", "--json"), "api": lambda: json_text(sl.compare("swept").to_dict())}
     return {"probe": _probed}
@@ -147,7 +149,7 @@ def judge(reader: Reader, whole: str | bytes | None) -> str:
     except Fault as fault:
         return str(fault)
     except StagelensError as error:
-        return TOLD if 10 < len(str(error)) and "\n" not in str(error) else f"no line: {str(error)[:300]!r}"
+        return TOLD if len(str(error)) > 10 and "\n" not in str(error) else f"no line: {str(error)[:300]!r}"
     except TooLong:
         return f"more than {LIMIT:g} s"
     except Exception as defect:
@@ -189,7 +191,7 @@ def _listed(name: str) -> str | bytes:
 
 def _resumed(name: str, task: type[Any]) -> bytes:
     """The weights and the timeline at the end of a run that is taken up."""
-    again = sl.run(task, runs="runs", name=name, resume=True, settings=SETTINGS.get(task, {}), report=False, device="cpu")
+    again = run(task, Path("runs"), name=name, resume=True, settings=SETTINGS.get(task, {}))
     parts = [_numbers(again)]
     if again.checkpoints:
         parts += [tensor.numpy().tobytes() for _, tensor in sorted(weights(again).items())]
@@ -235,6 +237,3 @@ def _stopped_after(seconds: float) -> Iterator[None]:
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, before)
-
-
-__all__ = ["Fault", "judge", "make_world", "read", "readers_of_file", "readers_of_run", "write_run"]

@@ -54,6 +54,13 @@ def test_no_command_line_ends_in_a_traceback(world, imports):
     assert not faults, faults[:5]
 
 
+@pytest.mark.parametrize("name", ["a\nb", "\x1b[31mred", "\udcff", "\u202eabc", "x" * 100_000, "n" * 300, "--", "\x85"])
+def test_a_name_that_no_terminal_should_see_raw_is_told_in_one_line(world, name):
+    for line in (["run", name], ["show", name], ["stages", name], ["run", "markov", "--set", name], [name]):
+        ended = call(line)
+        assert ended.code == 2 and not fault_of(line, ended), (line, ended)
+
+
 def taken_or_refused(function, *given) -> None:
     """Calls `function`, which may raise a mistake of the user's that says something, and nothing else."""
     try:

@@ -67,6 +67,18 @@ def test_forgetting_takes_out_only_what_comes_after(written):
     assert [m.step for m in read_measurements(written)] == list(range(11))
 
 
+def test_what_was_synced_does_not_need_the_log(tmp_path, tmp_path_factory):
+    store = Store(tmp_path)
+    store.add(measurement(0), measurement(1))
+    store.sync()
+    store.add(measurement(2))
+    alone = tmp_path_factory.mktemp("alone")
+    shutil.copy(tmp_path / FILE, alone)  # as after a power cut that took the log
+    assert [m.step for m in read_measurements(alone)] == [0, 1]
+    assert [m.step for m in read_measurements(tmp_path)] == [0, 1, 2]
+    store.close()
+
+
 def test_a_failed_transaction_leaves_what_was_there(tmp_path):
     store = Store(tmp_path)
     store.add(measurement(0))

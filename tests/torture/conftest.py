@@ -6,3 +6,5 @@ import sys
 from pathlib import Path
 
 sys.path.append(str(Path(__file__).parents[1] / "toolkit"))
+
+from faulty import library, victims  # noqa: F401

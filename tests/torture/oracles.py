@@ -25,7 +25,7 @@ RIGHT = "right"
 
 def readers_of_killed() -> dict[str, Reader]:
     """Of a log that is cut short, the measurements up to the cut will do, as after a power cut; a resumed run will not."""
-    readers = readers_of_run("killed", Regression, None)
+    readers = readers_of_run("killed", Regression)
     loose = {name: _any_content(reader) for name, reader in readers.items() if name != "resume"}
     return {"measurements": _a_beginning(Path("runs/killed"))} | loose | {"resume": readers["resume"]}
 
@@ -65,7 +65,10 @@ def readers_of_csv() -> dict[str, Reader]:
 def _curve(path: Path) -> Any:
     """Steps and values of a csv file, by numpy's reader."""
     text = path.read_bytes().decode("utf-8-sig")
-    table = [line.split(next((mark for mark in ",;\t" if mark in text.lstrip().partition("\n")[0]), ",")) for line in text.split()]
+    table = [
+        line.split(next((mark for mark in ",;\t" if mark in text.lstrip().partition("\n")[0]), ","))
+        for line in text.split()
+    ]
     names = [] if _is_number(table[0][0]) else [name.lower() for name in table[0]]
     step = next((names.index(name) for name in ("step", "steps", "time", "t") if name in names), 0)
     rows = np.array([[float(cell) for cell in line] for line in (table[1:] if names else table)])
@@ -118,7 +121,12 @@ def made_up_timeline(world: Path, rng: random.Random) -> str:
         else:
             at = ("name", "dims", "shape", "coords", "labels").index(what)
             shapes = ([HUGE], [2**62, 2**62], [-1], [1.5], ["x"])
-            fitting = {"name": "\x1b[31m$\\frac$", "dims": ["step"], "labels": ["[/]", "<b>"], "coords": [["k", [None]]]}
+            fitting = {
+                "name": "\x1b[31m$\\frac$",
+                "dims": ["step"],
+                "labels": ["[/]", "<b>"],
+                "coords": [["k", [None]]],
+            }
             rng.choice(layout)[at] = rng.choice((*ODD, *shapes, fitting.get(what, [1])))
         changed = json.dumps(layout)
         connection.execute("UPDATE layout SET columns = ? WHERE id = ?", (changed, number))

@@ -14,7 +14,8 @@ TABLE = "{{ table }}"
 
 def table(rows: list[dict[str, Any]]) -> str:
     """One line for each fault, those of one command together, and the totals."""
-    lines = ["| fault | times tried | lost | wrong | what else | command that repeats it |", "|---|--:|--:|--:|---|---|"]
+    columns = ("fault", "times tried", "lost", "wrong", "what else", "command that repeats it")
+    lines = [f"| {' | '.join(columns)} |", "|---|--:|--:|--:|---|---|"]
     for row in rows:
         counts = f"{row['tried']:,} | {row['lost']:,} | {row['wrong']:,}"
         lines.append(f"| {row['fault']} | {counts} | {row['note']} | `{row['command']}` |")

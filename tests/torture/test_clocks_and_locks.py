@@ -10,7 +10,7 @@ import time
 from datetime import datetime
 
 import pytest
-from faulty import NAMED, WORDS, KillAt, command, difference, is_one_line, library, mounted, remount, said, victims  # noqa: F401
+from faulty import NAMED, WORDS, KillAt, command, difference, is_one_line, mounted, remount, said
 from table import record
 
 import stagelens as sl
@@ -22,7 +22,7 @@ LONG = ("--set", "steps=400")
 
 
 @pytest.fixture(scope="module")
-def whole(victims, tmp_path_factory):  # noqa: F811
+def whole(victims, tmp_path_factory):
     runs = tmp_path_factory.mktemp("whole")
     assert victims.call(command, [*NAMED, runs], runs / "said") == 0, said(runs / "said")
     return sl.load(runs / "r")
@@ -49,7 +49,7 @@ class SetBack:
             ctypes.CDLL(None).fault_clock(ctypes.c_long(-self.seconds))
 
 
-def test_a_clock_that_is_set_back(victims, whole, tmp_path):  # noqa: F811
+def test_a_clock_that_is_set_back(victims, whole, tmp_path):
     """By a second, a day, to before 1970, at the start and in the middle of a run; the catalogue has them all."""
     lost, wrong, cases = [], [], 0
     for seconds in (1, 3600, 86_400, 10 * 365 * 86_400, int(time.time()) - 100):
@@ -72,7 +72,7 @@ def test_a_clock_that_is_set_back(victims, whole, tmp_path):  # noqa: F811
     assert not lost and not wrong, (lost, wrong)
 
 
-def test_two_resumes_at_once(victims, whole, tmp_path):  # noqa: F811
+def test_two_resumes_at_once(victims, whole, tmp_path):
     """One wins; the other is told in one line who holds the run. What they make is what one alone makes."""
     alone = tmp_path / "alone"
     assert victims.call(command, [*NAMED, alone, *LONG], alone) == 0, said(alone)
@@ -98,7 +98,7 @@ def test_two_resumes_at_once(victims, whole, tmp_path):  # noqa: F811
     assert not lost and not wrong, (lost, wrong)
 
 
-def test_a_lock_outlives_nobody(victims, whole, tmp_path):  # noqa: F811
+def test_a_lock_outlives_nobody(victims, whole, tmp_path):
     """While its holder lives, be it stopped, the run is held; from the moment it is dead, it is free."""
     lost, wrong, cases = [], [], 10
     for number in range(cases):
@@ -122,7 +122,7 @@ def test_a_lock_outlives_nobody(victims, whole, tmp_path):  # noqa: F811
     assert not lost and not wrong, (lost, wrong)
 
 
-def test_a_folder_of_runs_that_can_only_be_read(victims, tmp_path):  # noqa: F811
+def test_a_folder_of_runs_that_can_only_be_read(victims, tmp_path):
     """A finished run and one that was killed: what was there before can be read as before, and nothing is written."""
     with mounted(tmp_path / "disk", "size=60m") as disk:
         runs, out = disk / "runs", tmp_path / "out"
@@ -173,7 +173,7 @@ def test_a_folder_of_runs_that_can_only_be_read(victims, tmp_path):  # noqa: F81
     assert not lost and not wrong, (lost, wrong)
 
 
-def _answer(victims, words, out):  # noqa: F811
+def _answer(victims, words, out):
     """The JSON that a command prints; its words on stderr where it has none."""
     code = victims.call(command, words, out)
     text = out.with_suffix(".out").read_text()

@@ -9,7 +9,7 @@ import signal
 import time
 
 import pytest
-from faulty import NAMED, WORDS, KillAt, Plan, command, difference, leavings, library, said, victims, watch  # noqa: F401
+from faulty import NAMED, KillAt, Plan, command, difference, leavings, said, watch
 from table import record
 
 import stagelens as sl
@@ -19,7 +19,7 @@ chance = random.Random(12)
 
 
 @pytest.fixture(scope="module")
-def whole(victims, tmp_path_factory):  # noqa: F811
+def whole(victims, tmp_path_factory):
     """The run that nobody disturbs, and every change that it makes on the disk, in order."""
     runs = tmp_path_factory.mktemp("whole") / "runs"
     plan = Plan(runs)
@@ -67,7 +67,7 @@ def verdict(folder, whole) -> str:
 
 
 @pytest.mark.parametrize("kind", AIMED)
-def test_killed_in(kind, victims, whole, tmp_path):  # noqa: F811
+def test_killed_in(kind, victims, whole, tmp_path):
     reference, changes = whole
     lost, wrong = [], []
     for number, (at, n) in enumerate(plans(kind, changes)):
@@ -85,7 +85,7 @@ def test_killed_in(kind, victims, whole, tmp_path):  # noqa: F811
     assert not lost and not wrong, (lost, wrong)
 
 
-def test_killed_at_chance_moments_while_somebody_reads(victims, whole, tmp_path):  # noqa: F811
+def test_killed_at_chance_moments_while_somebody_reads(victims, whole, tmp_path):
     """From outside, at any time from the first file to the last; a reader looks all the while."""
     reference, _ = whole
     lost, wrong, looks, cases = [], [], 0, 20
@@ -117,7 +117,7 @@ def test_killed_at_chance_moments_while_somebody_reads(victims, whole, tmp_path)
 SEEDS = ("run", "linear-icl", "--seeds", "3", "--set", "steps=40", "--name", "r", "--resume", "--runs")  # and a folder
 
 
-def test_an_ensemble_killed(victims, tmp_path):  # noqa: F811
+def test_an_ensemble_killed(victims, tmp_path):
     """Three seeds trained as one, killed at chance changes on the disk and in chance steps."""
     runs = tmp_path / "whole"
     plan = Plan(runs)

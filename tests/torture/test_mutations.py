@@ -23,6 +23,7 @@ from table import record
 
 from stagelens.documents import CHECKSUM, save_sealed
 
+ATTENDED = (None, *range(0, 25, 3))  # at and between checkpoints
 Damage = Callable[[Path, random.Random], str]  # damages a world's file, and says how
 
 
@@ -85,14 +86,14 @@ KINDS = {
         450,
         "runs/ended",
         by((*ANY, *[rewritten] * 8), "runs/ended/run.json"),
-        readers_of_run("ended", Regression, 17),
+        readers_of_run("ended", Regression, (None, 17)),
     ),
     "stranger": Kind(
         "a manifest or timeline made up by a stranger, its checksums right",
         250,
         "runs/ended",
         lambda world, rng: rng.choice((sealed_anew, oracles.made_up_timeline))(world, rng),
-        readers_of_run("ended", Regression, 17),
+        readers_of_run("ended", Regression, (None, 17)),
         strict=False,
     ),
     "timeline": Kind(
@@ -100,7 +101,7 @@ KINDS = {
         350,
         "runs/ended",
         by((*ANY, *[page_over_page, one_statement(STATEMENTS)] * 3), "runs/ended/timeline.sqlite"),
-        readers_of_run("ended", Regression, 17),
+        readers_of_run("ended", Regression, (None, 17)),
     ),
     "log": Kind(
         "a damaged timeline.sqlite, -wal or -shm of a run that was killed",
@@ -114,21 +115,21 @@ KINDS = {
         100,
         "runs/flow",
         by((*ANY, page_over_page), "runs/flow/run.json", "runs/flow/timeline.sqlite"),
-        readers_of_run("flow", Decay, None),
+        readers_of_run("flow", Decay),
     ),
     "checkpoint": Kind(
         "a damaged checkpoint",
         250,
         "runs/attending",
         by((*ANY, *[one_header] * 6), "runs/attending/checkpoints/*.safetensors"),
-        readers_of_run("attending", Repeats, 10),
+        readers_of_run("attending", Repeats, ATTENDED),
     ),
     "swapped": Kind(
         "a file of another step, run or kind in a file's place",
         100,
         "runs/attending",
         swapped,
-        readers_of_run("attending", Repeats, 10),
+        readers_of_run("attending", Repeats, ATTENDED),
     ),
     "sweep": Kind(
         "a damaged sweep.json",
@@ -183,7 +184,9 @@ def test_a_damaged_file_is_told_or_does_no_harm(name: str, worlds: tuple[Path, P
     put_back(kind, whole, world)
     print("\n".join(wrong))
     if only is None:
-        note = f"{verdicts[TOLD]} told in one line, {verdicts[SAME]} read as they were; {len(kind.readers)} readers each"
+        note = (
+            f"{verdicts[TOLD]} told in one line, {verdicts[SAME]} read as they were; {len(kind.readers)} readers each"
+        )
         command = f"pytest tests/torture/test_mutations.py -k {name}"
         record(kind.fault, kind.cases, 0, verdicts["wrong"], command, note)
     assert not wrong
@@ -199,4 +202,3 @@ def put_back(kind: Kind, whole: Path, world: Path) -> None:
         shutil.copytree(whole / kind.folder, world / kind.folder)
     for file in ("curve.csv", "grid.yaml"):
         shutil.copy(whole / file, world / file)
-

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from bad_plugin import PROBES
-from faulty import command, difference, is_one_line, library, said, victims  # noqa: F401
+from faulty import command, difference, is_one_line, said
 from small import assert_same_weights, weights
 from table import record
 
@@ -19,7 +19,7 @@ PLUGIN = Path(__file__).parents[1] / "toolkit" / "bad_plugin.py"
 SEEDS = 5
 
 
-def run(victims, runs: Path, task: str, *words: object, plugins: tuple[Path, ...] = (), **limits: float):  # noqa: F811
+def run(victims, runs: Path, task: str, *words: object, plugins: tuple[Path, ...] = (), **limits: float):
     """Runs `task` on the command line; returns the exit code, what was said on stderr, and the run."""
     told = [word for place in (PLUGIN, *plugins) for word in ("--plugin-dir", place)]
     out = runs.with_name(f"{runs.name}-said")
@@ -69,7 +69,7 @@ def test_every_bad_probe_is_in_the_table():
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_probe_that_misbehaves(kind, victims, tmp_path):  # noqa: F811
+def test_a_probe_that_misbehaves(kind, victims, tmp_path):
     probes, goes_on = KINDS[kind]
     wrong, lost, tried = [], [], 0
     limits = {"STAGELENS_TIME_LIMIT": 0.3, "STAGELENS_MEMORY_LIMIT": 40}
@@ -100,7 +100,7 @@ def test_a_probe_that_misbehaves(kind, victims, tmp_path):  # noqa: F811
         ("gradient", "a gradient that explodes", 21),
     ],
 )
-def test_a_loss_that_does_not_stay_finite(what, fault, step, victims, tmp_path):  # noqa: F811
+def test_a_loss_that_does_not_stay_finite(what, fault, step, victims, tmp_path):
     lost, wrong = [], []
     for seed in range(SEEDS):
         _, _, whole = run(victims, tmp_path / f"{seed}", "small/regression", "--seed", seed)
@@ -130,7 +130,7 @@ def {hook}:
 
 
 @pytest.mark.parametrize(("act", "message"), [("1 / 0", "ZeroDivisionError"), ("time.sleep(3600)", "TimeoutError")])
-def test_an_observer_that_raises_or_hangs(act, message, victims, tmp_path):  # noqa: F811
+def test_an_observer_that_raises_or_hangs(act, message, victims, tmp_path):
     """The run stops, the plugin is named, and without the plugin it goes on."""
     _, _, whole = run(victims, tmp_path / "whole", "small/regression")
     lost, wrong, tried = [], [], 0

@@ -11,7 +11,7 @@ import time
 from pathlib import Path
 
 import pytest
-from faulty import difference, leavings, library, victims  # noqa: F401
+from faulty import difference, leavings
 from small import Repeats
 from table import record
 
@@ -101,7 +101,7 @@ def test_workers_killed(executor, kills, whole, tmp_path, monkeypatch):
     assert len(killer.killed) == kills
 
 
-def test_a_sweep_killed(victims, whole, tmp_path):  # noqa: F811
+def test_a_sweep_killed(victims, whole, tmp_path):
     """Its workers stop by themselves, in time for the next call."""
     chance, cases, lost, wrong = random.Random(3), 5, [], []
     for number in range(cases):

@@ -21,6 +21,7 @@ from torch import Tensor
 from stagelens.errors import EnvironmentFault, StagelensError, UsageError
 from stagelens.files import writing
 from stagelens.inside import own
+from stagelens.memory import free_memory
 
 FOLDER = "checkpoints"
 ENDING = ".safetensors"
@@ -67,6 +68,7 @@ def load(path: Path, task: str | None = None, content: str = "") -> dict[str, An
     What the header claims is held against the file's size before anything is read.
     """
     try:
+        check_size(path)
         with safe_open(path, framework="pt") as file:
             metadata: dict[str, str] = file.metadata() or {}
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  not a dict
@@ -84,6 +86,13 @@ def load(path: Path, task: str | None = None, content: str = "") -> dict[str, An
         return {name: _fill(tree, tensors) for name, tree in json.loads(metadata["trees"]).items()}
     except (KeyError, ValueError, TypeError, AttributeError, RecursionError) as error:
         raise _damaged(path, repr(error)) from None
+
+
+def check_size(path: Path) -> None:
+    """Refuses a file that is larger than the memory: one of holes takes no room on a disk, and all of it when read."""
+    size, free = path.stat().st_size, free_memory()
+    if free is not None and size > free:
+        raise ValueError(f"it has {size:,} bytes, and there are {free:,} bytes of memory")
 
 
 def latest(folder: Path, task: str, most: int | None = None, content: str = "") -> tuple[int, dict[str, Any]] | None:

@@ -101,7 +101,7 @@ def fits(value: Any, kind: Any) -> bool:
 
 
 def _checksum(document: dict[str, Any]) -> str:
-    """Of the content, however it is laid out. A text that no file can hold (half a surrogate pair) is a `ValueError`."""
+    """Of the content, whatever its layout. A text that no file can hold, half a surrogate pair, is a `ValueError`."""
     canonical = json.dumps(document, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
     return hashlib.sha256(canonical.encode("utf-8")).hexdigest()
 

@@ -23,6 +23,7 @@ from stagelens.seeds import untouched_rng
 from stagelens.stacked_recorder import StackedRecorder
 from stagelens.stacking import Stacked, why_not
 from stagelens.tracks import Track, carry
+from stagelens.training import Training
 
 
 @dataclass(frozen=True)
@@ -83,7 +84,7 @@ def run_ensemble(
         done = [run(task, seed=seed, name=one, **shared) for seed, one in zip(numbers, called, strict=True)]
     else:
         folders = [plan.folder(runs, one, resume) for plan, one in zip(plans, called, strict=True)]
-        done = _train_together(plans, folders, host, progress)
+        done = _train_together(plans, [t for t in trainings if t], folders, host, progress)
     page = None
     whole = [one for one in done if one.manifest.status != "failed" and len(one.timeline.steps)]
     if report and whole:
@@ -94,20 +95,23 @@ def run_ensemble(
     return Ensemble(tuple(done), alone, page)
 
 
-def _train_together(plans: Sequence[Plan], folders: Sequence[Path], host: Host, progress: Progress | None) -> list[Run]:
+def _train_together(
+    plans: Sequence[Plan], trainings: Sequence[Training], folders: Sequence[Path], host: Host, progress: Progress | None
+) -> list[Run]:
     """Trains what is not finished as one, from the newest step that all of it has; returns all runs."""
     done = {folder: Run(folder, host) for folder in folders if (folder / FILE).exists()}
-    left = [(plan, folder) for plan, folder in zip(plans, folders, strict=True) if not _finished(done.get(folder))]
+    planned = zip(plans, trainings, folders, strict=True)
+    left = [(plan, training, folder) for plan, training, folder in planned if not _finished(done.get(folder))]
     with ExitStack() as opened:
-        writers = [opened.enter_context(plan.writing(folder)) for plan, folder in left]
+        writers = [opened.enter_context(plan.writing(folder)) for plan, _, folder in left]
         with ExitStack() as recording:
             stores = [
-                recording.enter_context(w.recording(p.experiment)) for w, (p, _) in zip(writers, left, strict=True)
+                recording.enter_context(writer.recording(plan.experiment))
+                for writer, (plan, _, _) in zip(writers, left, strict=True)
             ]
             tracks = [
                 Track(training, writer, store)
-                for (plan, _), writer, store in zip(left, writers, stores, strict=True)
-                if (training := plan.training()) is not None
+                for (_, training, _), writer, store in zip(left, writers, stores, strict=True)
             ]
             if tracks:
                 _carry_stacked(tracks, progress)

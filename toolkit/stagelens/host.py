@@ -175,7 +175,8 @@ def make_host(
     found = [*(discovery.installed() if installed else ()), *discovery.under_development(plugin_dirs)]
     allowed = discovery.allowed(allow)
     if missing := sorted(set(allow or ()) - {one.name for one in found}):
-        raise unknown("plugin", missing[0], [one.name for one in found if not one.built_in], "only these can be allowed")
+        foreign = [one.name for one in found if not one.built_in]
+        raise unknown("plugin", missing[0], foreign, "only these can be allowed")
     for one in found:
         if allowed is None or one.built_in or one.name in allowed:
             host.load(one.name, one.version, one.load, one.distribution)

@@ -73,8 +73,9 @@ class Run:
         from stagelens.host import make_host
 
         host = self._host or make_host()
-        if self.manifest.task not in dict(host.tasks):
-            raise UsageError(f"run {self.name!r} is of task {self.manifest.task!r}, {host.why_not(self.manifest.plugin)}")
+        task, plugin = self.manifest.task, self.manifest.plugin
+        if task not in dict(host.tasks):
+            raise UsageError(f"run {self.name!r} is of task {task!r}, {host.why_not(plugin)}")
         kind = host.task(self.manifest.task).load()
         made: Experiment = kind(validate(kind.Config, self.manifest.config), self.manifest.seed)
         return made

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from stagelens.checkpoint import check_size
 from stagelens.documents import parse_json, read_text
 from stagelens.errors import EnvironmentFault, UsageError
 from stagelens.files import safe_name
@@ -150,6 +151,7 @@ def fill(model: Any, path: Path) -> str:
 def load_weights(path: Path) -> dict[str, Tensor]:
     """The state dict in `path`; pickled files are read with weights only, so that they run no code."""
     try:
+        check_size(path)
         if path.suffix == ".safetensors":
             from safetensors.torch import load_file
 

@@ -20,7 +20,7 @@ from stagelens.scene import Site
 from stagelens.stacking import Stacked
 from stagelens.task import Batch
 
-LARGEST = 2**14  # numbers in a member's batch; of more, the arithmetic takes longer than what is around it
+LARGEST = 2**18  # numbers in a member's batch; of more, the arithmetic takes longer than what is around it
 CHECKED = 2  # the first observations are made both ways; at the second the probes have a state to go on from
 AGREE = {torch.float64: (1e-6, 1e-9), torch.float32: (1e-3, 1e-5)}  # relative and absolute
 

@@ -57,8 +57,8 @@ class Stacked:
         self._take_over()
         self.loss: Tensor | None = None  # [seed]
         self.gradient_norm: Tensor | None = None  # [seed]
-        self._nothing_bad = torch.full((len(members),), -1, dtype=torch.int64, device=first.device)
-        self._bad_step = self._nothing_bad
+        self._bad_step = torch.full((len(members),), -1, dtype=torch.int64, device=first.device)
+        self._unseen: list[tuple[int, Tensor]] = []  # steps and their losses, until somebody asks whether they are finite
         self._phase: str | None = None
         self._follow_gradients()
         self._stack_buffers()
@@ -74,8 +74,7 @@ class Stacked:
         self.optimizer.step()
         if self.scheduler is not None and not (step + 1) % self.task.scheduler_every:
             self.scheduler.step()
-        here = torch.where(self.loss.isfinite(), self._nothing_bad, step)
-        self._bad_step = torch.where(self._bad_step < 0, here, self._bad_step)
+        self._unseen.append((step, self.loss))
 
     def backward(self, step: int) -> Tensor:
         """The members' losses on their own batches of `step`, [seed]; each parameter's `.grad` becomes its gradient."""
@@ -99,6 +98,7 @@ class Stacked:
 
     def settle(self, saving: bool = False) -> None:
         """Brings the members up to date; with `saving`, their optimizers' states too."""
+        self._look_for_bad_steps()
         for index, member in enumerate(self.members):
             if self.loss is not None:
                 member.loss = self.loss[index]
@@ -108,6 +108,16 @@ class Stacked:
             _copy_settings(self.optimizer, member.optimizer)
             if saving:
                 self._hand_back(index, member)
+
+    def _look_for_bad_steps(self) -> None:
+        """Notes the first step at which each member's loss was not finite."""
+        if not self._unseen:
+            return
+        steps = torch.tensor([step for step, _ in self._unseen], device=self._bad_step.device)
+        bad = ~torch.stack([losses for _, losses in self._unseen]).isfinite()  # [step, seed]
+        here = torch.where(bad.any(0), steps[bad.int().argmax(0)], -1)
+        self._bad_step = torch.where(self._bad_step < 0, here, self._bad_step)
+        self._unseen = []
 
     def _stacked_batch(self, step: int) -> _Batches:
         """The members' batches of `step`. Members that always give the same batch are stacked once."""
@@ -143,7 +153,8 @@ class Stacked:
             free = {index: inputs[index].detach().requires_grad_() for index in indices}
             with torch.enable_grad():
                 losses = losses_of(*(free.get(index, tensor) for index, tensor in enumerate(inputs)))
-            found = torch.autograd.grad(losses.sum(), list(free.values()), allow_unused=True)  # no parameter is shared
+            every = torch.ones_like(losses)  # members share no parameter, so each gets the gradient of its own loss
+            found = torch.autograd.grad(losses, list(free.values()), every, allow_unused=True)
             return losses.detach(), [None if gradient is None else gradient.clone() for gradient in found]
 
         return with_gradients

@@ -249,8 +249,8 @@ class Sweep:
 
     def save(self) -> None:
         """Writes table.csv, table.parquet, the pictures and sweep.json."""
-        from stagelens.figures.sweeps import write_figures
         from stagelens.documents import save_sealed
+        from stagelens.figures.sweeps import write_figures
         from stagelens.files import writing
 
         try:

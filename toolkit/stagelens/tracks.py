@@ -95,6 +95,7 @@ class Track:
             self.to_measure = self.schedule.next_after(step, self.steps, self.losses)
             self._measured(step, readings)
         if step in self.to_save or save:
+            self.store.sync()
             state = self.training.state() | {"recorder": self.recorder.state()}
             checkpoint.save(self.writer.folder, step, self.training.task.id, state, self.writer.manifest.content)
 
