@@ -6,9 +6,14 @@ schedule they should take less than a tenth of the run. The sampler should make 
 
 from __future__ import annotations
 
+import sys
 import tempfile
 import time
+from collections.abc import Callable
+from functools import wraps
 from typing import Any
+
+from benchmarks.measure import Row, report
 
 import stagelens as sl
 from stagelens.recorder import Recorder
@@ -17,48 +22,53 @@ from stagelens_markov.tasks import MarkovConfig, Minimal
 
 
 class Stopwatch:
-    """Counts the time spent in `Recorder.measure`."""
+    """Counts the time that recorders spend in measurements."""
 
     def __init__(self) -> None:
         self.seconds = 0.0
-        self.calls = 0
-        self._measure = Recorder.measure
+        self._own = {name: getattr(Recorder, name) for name in ("observe", "record")}
 
-    def __enter__(self) -> Stopwatch:
-        def timed(recorder: Recorder, *args: Any, **kwargs: Any) -> Any:
+    def _timed(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        @wraps(function)
+        def timed(*args: Any, **kwargs: Any) -> Any:
             start = time.perf_counter()
             try:
-                return self._measure(recorder, *args, **kwargs)
+                return function(*args, **kwargs)
             finally:
                 self.seconds += time.perf_counter() - start
-                self.calls += 1
 
-        Recorder.measure = timed  # type: ignore[method-assign]
+        return timed
+
+    def __enter__(self) -> Stopwatch:
+        for name, function in self._own.items():
+            setattr(Recorder, name, self._timed(function))
         return self
 
     def __exit__(self, *_: object) -> None:
-        Recorder.measure = self._measure  # type: ignore[method-assign]
+        for name, function in self._own.items():
+            setattr(Recorder, name, function)
 
 
-def main() -> None:
+def main() -> int:
     with tempfile.TemporaryDirectory() as folder, Stopwatch() as watch:
         start = time.perf_counter()
         run = sl.run("markov", runs=folder, report=False)
         total = time.perf_counter() - start
-        print(f"run of {run.manifest.steps:.0f} steps: {total:.1f} s, {watch.calls} measurements")
-        print(f"share of probing: {watch.seconds / total:.1%} (less than 10%)")
-        print(
-            f"one measurement: {watch.seconds / watch.calls / ((total - watch.seconds) / run.manifest.steps):.2f} steps"
-        )
+        measured = len(run.timeline.steps)
 
     task = Minimal(MarkovConfig(), 0)
-    process = task.process
     task.sample(100, generator(0, "warm-up"))
     start = time.perf_counter()
     task.sample(10_000, generator(0, "benchmark"))
-    seconds = time.perf_counter() - start
-    print(f"10,000 sequences of {process.order} + 20 tokens, d = {process.d}: {seconds:.2f} s (less than 1)")
+    sampling = time.perf_counter() - start
+    step = (total - watch.seconds) / run.manifest.steps
+    rows = [
+        Row("markov/minimal: measuring / the whole run", watch.seconds / total, at_most=0.1),
+        Row("markov/minimal: a measurement / a step", watch.seconds / measured / step),
+        Row(f"10,000 sequences of {task.process.order} + 20 tokens, d = {task.process.d}", sampling, 1.0, unit="s"),
+    ]
+    return report(__file__, rows, f"{measured} measurements in {run.manifest.steps:g} steps")
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

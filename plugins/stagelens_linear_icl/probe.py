@@ -72,7 +72,8 @@ class PrincipalComponents(Probe):
     def readings(self, reduced: Reduced, scene: Scene) -> Iterable[Reading]:  # noqa: ARG002
         model: Any = scene.model
         e = scene.constant("eigenvectors", lambda: _eigenvectors(scene).to(model.fixed_points))
-        yield from component_readings(model.product(), *model.attention.core(), model.fixed_points, e)
+        v, k, q = model.attention.core()
+        yield from component_readings(model.product(), v, k, q, model.fixed_points, e)
 
 
 def _eigenvectors(scene: Scene) -> Tensor:

@@ -110,8 +110,8 @@ def flow_figure(run: Run) -> Figure:
         axes[0, head].set_title(f"head {head + 1}")
     axes[0, 0].set(xscale="log", ylabel="attention s_k")
     axes[1, 0].set(ylabel="value V_k")
-    axes[0, -1].legend()
-    axes[1, -1].legend()
+    axes[0, 0].legend(loc="center right")
+    axes[1, 0].legend(loc="upper left")
     loss = below.subplots(1, 1)
     loss.plot(times, timeline.series("loss")[1:], color="0.6", lw=3, label="loss")
     for j in range(h):

@@ -93,10 +93,12 @@ def trained_rows(lab: Lab) -> Iterator[list[str]]:
 
 def losses_added(run: Run) -> list[float]:
     """By how much the final model's loss rises when a head's output is set to zero, [head]."""
-    from stagelens import Recorder
+    from stagelens import Recorder, Task
     from stagelens.batches import eval_batch
 
-    recorder = Recorder(run.model_at(), ["head_ablation"], eval_batch(run.experiment), task=run.experiment)
+    task = run.experiment
+    assert isinstance(task, Task)
+    recorder = Recorder(run.model_at(), ["head_ablation"], eval_batch(task), task=task)
     recorder.measure(0)
     return [float(loss) for loss in recorder.timeline.series("head_ablation/zero")[0, 0]]
 

@@ -58,31 +58,34 @@ def the(changes: list[str], part: str, which: int = -1) -> int:
 # Killed
 
 
+@pytest.mark.parametrize("part", ["write /r/checkpoints", "rename /r/run.json"])
+def test_killed_at_a_change_on_the_disk_and_resumed_it_is_the_same(part, victims, whole, tmp_path):  # noqa: F811
+    reference, changes = whole
+    runs = tmp_path / "runs"
+    assert victims.call(train, runs, Plan(runs, the(changes, part))) == -signal.SIGKILL
+    assert sl.load(runs / "r").status == "interrupted"
+    assert victims.call(train, runs) == 0
+    assert difference(sl.load(runs / "r"), reference) == ""
+    assert leavings(runs / "r") == []
+
+
 @pytest.mark.parametrize(
     "at",
-    [
-        KillAt("stagelens.training:Training._step_scheduler", 20),
-        KillAt("stagelens.store:Store._row", 7),
-        "write /r/checkpoints",
-        "rename /r/run.json",
-    ],
+    [KillAt("stagelens.training:Training._step_scheduler", 20), KillAt("stagelens.store:Store._row", 7)],
     ids=str,
 )
 def test_killed_and_resumed_it_is_the_same_and_nobody_saw_it_broken(at, victims, whole, tmp_path):  # noqa: F811
-    reference, changes = whole
     runs, stop, seen = (tmp_path / name for name in ("runs", "stop", "seen"))
     runs.mkdir()
-    reader = victims.start(watch, runs / "r", reference.folder, stop, seen)
-    n, prepare = (the(changes, at), None) if isinstance(at, str) else (0, at)
-    assert victims.call(train, runs, Plan(runs, n), prepare) == -signal.SIGKILL
+    reader = victims.start(watch, runs / "r", whole[0].folder, stop, seen)
+    assert victims.call(train, runs, None, at) == -signal.SIGKILL
     assert sl.load(runs / "r").status == "interrupted"
     assert victims.call(train, runs) == 0
     stop.touch()
     victims.wait(reader)
     told = json.loads(seen.read_text())
     assert told["looks"] > 0 and not told["errors"], told
-    assert difference(sl.load(runs / "r"), reference) == ""
-    assert leavings(runs / "r") == []
+    assert difference(sl.load(runs / "r"), whole[0]) == ""
 
 
 def test_a_run_is_held_while_its_holder_lives_and_no_longer(victims, whole, tmp_path):  # noqa: F811

@@ -1,4 +1,4 @@
-"""What is right where the content may change: curves and grids read in another way, a log cut short, a stranger's files."""
+"""What is right where the content may change: curves and grids read in another way, a log cut short, made-up files."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ RIGHT = "right"
 
 
 def readers_of_killed() -> dict[str, Reader]:
-    """Of a log that is cut short, the measurements up to the cut will do, as after a power cut; a resumed run will not."""
+    """Of a log that is cut short, the measurements up to there will do, as after a power cut; not of a resumed run."""
     readers = readers_of_run("killed", Regression)
     loose = {name: _any_content(reader) for name, reader in readers.items() if name != "resume"}
     return {"measurements": _a_beginning(Path("runs/killed"))} | loose | {"resume": readers["resume"]}
@@ -63,7 +63,7 @@ def readers_of_csv() -> dict[str, Reader]:
 
 
 def _curve(path: Path) -> Any:
-    """Steps and values of a csv file, by numpy's reader."""
+    """Steps and values of a csv file, by a reading that is not ours."""
     text = path.read_bytes().decode("utf-8-sig")
     table = [
         line.split(next((mark for mark in ",;\t" if mark in text.lstrip().partition("\n")[0]), ","))
@@ -110,7 +110,7 @@ def made_up_timeline(world: Path, rng: random.Random) -> str:
     """A timeline that holds what no probe measured, with the right checksums."""
     folder = world / "runs/ended"
     with closing(sqlite3.connect(folder / "timeline.sqlite")) as connection:
-        ((number, text),) = connection.execute("SELECT id, columns FROM layout").fetchall()
+        number, text = rng.choice(connection.execute("SELECT id, columns FROM layout ORDER BY id").fetchall())
         layout = json.loads(text)
         steps = [step for (step,) in connection.execute("SELECT step FROM measurement ORDER BY step")]
         what = rng.choice(("name", "dims", "shape", "coords", "labels", "step", "values", "layout"))
@@ -130,9 +130,10 @@ def made_up_timeline(world: Path, rng: random.Random) -> str:
             rng.choice(layout)[at] = rng.choice((*ODD, *shapes, fitting.get(what, [1])))
         changed = json.dumps(layout)
         connection.execute("UPDATE layout SET columns = ? WHERE id = ?", (changed, number))
-        for step, values in connection.execute('SELECT step, "values" FROM measurement').fetchall():
+        rows = 'SELECT step, "values", columns FROM measurement JOIN layout ON layout = id'
+        for step, values, columns in connection.execute(rows).fetchall():
             try:
-                crc = _sum(step, changed, values)
+                crc = _sum(step, columns, values)
             except (ValueError, TypeError, OverflowError, UnicodeEncodeError):
                 continue
             connection.execute("UPDATE measurement SET sum = ? WHERE step = ?", (crc, step))

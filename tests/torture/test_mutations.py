@@ -1,6 +1,6 @@
-"""Two thousand damaged and foreign files, each through all that reads it: the same content, or a line that says why not.
+"""Two thousand damaged and foreign files, each through all that reads it: the same content, or a line why not.
 
-Each case follows from its kind and number alone: `CASE=17 pytest tests/torture/test_mutations.py -k manifest` is that one.
+Each case follows from its kind and number: `CASE=17 pytest tests/torture/test_mutations.py -k manifest` is that one.
 """
 
 from __future__ import annotations
@@ -182,14 +182,11 @@ def test_a_damaged_file_is_told_or_does_no_harm(name: str, worlds: tuple[Path, P
         verdicts["wrong" if faults else TOLD if TOLD in found.values() else SAME] += 1
         wrong += [f"{name} {number} ({how}), {reader}: {verdict}" for reader, verdict in faults.items()]
     put_back(kind, whole, world)
-    print("\n".join(wrong))
     if only is None:
-        note = (
-            f"{verdicts[TOLD]} told in one line, {verdicts[SAME]} read as they were; {len(kind.readers)} readers each"
-        )
+        note = f"{verdicts[TOLD]} told in one line, {verdicts[SAME]} read as they were; {len(kind.readers)} readers"
         command = f"pytest tests/torture/test_mutations.py -k {name}"
         record(kind.fault, kind.cases, 0, verdicts["wrong"], command, note)
-    assert not wrong
+    assert not wrong, "\n".join(wrong)
 
 
 def test_there_are_two_thousand_of_them() -> None:

@@ -135,7 +135,7 @@ def _checksum(metadata: dict[str, str], tensors: Tensors) -> str:
     for name in sorted(tensors):
         tensor = tensors[name]
         found = zlib.crc32(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode(), found)
-        found = zlib.crc32(tensor.reshape(-1).view(torch.uint8).numpy(), found)
+        found = zlib.crc32(tensor.reshape(-1).view(torch.uint8).numpy().data, found)
     return f"{found:08x}"
 
 

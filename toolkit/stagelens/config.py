@@ -10,7 +10,6 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 
 from stagelens.errors import UsageError, unknown
 
-
 MOST = 10**9  # of anything that a config counts: more than a machine holds, and far from where integers overflow
 MOST_POINTS = 10**6  # that a flow is recorded at
 SHORTEST = 1e-100  # time of a flow; in less, LSODA goes round in circles

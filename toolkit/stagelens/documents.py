@@ -71,9 +71,10 @@ def read_yaml(path: Path) -> Any:
 
     text, depth = read_text(path, MOST_YAML), 0
     try:
-        for event in yaml.parse(text, Loader):  # type: ignore[no-untyped-call]
+        for event in yaml.parse(text, Loader):
             if isinstance(event, yaml.AliasEvent):
-                raise ValueError(f"line {event.start_mark.line + 1}: an alias; write its value out")
+                line = event.start_mark.line + 1 if event.start_mark else 0
+                raise ValueError(f"line {line}: an alias; write its value out")
             depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
             if depth > MOST_DEPTH:
                 raise _too_deep()

@@ -147,13 +147,15 @@ def _attended(attn: Any, packed: Tensor) -> Tensor:
     large = length > SHORT or packed.device.type != "cpu"
     if large and slopes is None and not rate and once and not torch._C._are_functorch_transforms_active():
         bias = None if window is None else _bias(packed, None, causal, window)
-        return F.scaled_dot_product_attention(*packed, bias, is_causal=causal and window is None, scale=scale)
+        q, k, v = packed
+        return F.scaled_dot_product_attention(q, k, v, bias, is_causal=causal and window is None, scale=scale)
     bias = _bias(packed, slopes, causal, window)
     if slopes is not None:
         bias = bias.expand(batch, *bias.shape).flatten(0, 1)
     q, k, v = packed.flatten(1, 2)  # [batch * head, pos, d_head]
     pattern = torch.baddbmm(bias, q, k.mT, alpha=scale).softmax(-1)
-    return (F.dropout(pattern, rate) @ v).unflatten(0, (batch, heads))
+    read: Tensor = F.dropout(pattern, rate) @ v
+    return read.view(batch, heads, *read.shape[1:])
 
 
 def _bias(q: Tensor, slopes: Tensor | None, causal: bool, window: int | None) -> Tensor:

@@ -79,6 +79,19 @@ class Guard:
                 f"one (${MEMORY_LIMIT} sets the limit)"
             )
 
+    @contextmanager
+    def shaken(self) -> Iterator[None]:
+        """Other parameters for a while: a probe that sets them to what they are by now is seen to change them again."""
+        parameters = [one.data for one in self._model.parameters() if one.is_floating_point()]
+        kept = [one.clone() for one in parameters]
+        for one in parameters:
+            one.add_(1.0)
+        try:
+            yield
+        finally:
+            for one, value in zip(parameters, kept, strict=True):
+                one.copy_(value)
+
     def resign(self) -> None:
         """Looks no longer for who draws and who keeps memory: the task does it itself."""
         self._resigned = True

@@ -112,7 +112,7 @@ class Recorder:
             with self.looking():
                 return self._one_by_one(scene) if self._guard.suspicious else self._observe(scene, self.probes)
         except ModelChanged:
-            with self.looking():
+            with self._guard.shaken(), self.looking():
                 self._one_by_one(scene)  # which names the probe that did it
             raise
 

@@ -58,7 +58,7 @@ class Stacked:
         self.loss: Tensor | None = None  # [seed]
         self.gradient_norm: Tensor | None = None  # [seed]
         self._bad_step = torch.full((len(members),), -1, dtype=torch.int64, device=first.device)
-        self._unseen: list[tuple[int, Tensor]] = []  # steps and their losses, until somebody asks whether they are finite
+        self._unseen: list[tuple[int, Tensor]] = []  # steps and losses, until somebody asks if they are finite
         self._phase: str | None = None
         self._follow_gradients()
         self._stack_buffers()

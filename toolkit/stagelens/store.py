@@ -68,7 +68,7 @@ class Store:
                 raise
 
     def sync(self) -> None:
-        """Makes what was added outlive a power cut as well. Without it, it outlives the process: that takes no disk's time.
+        """Makes what was added outlive a power cut; the end of the process it outlives anyway, at no cost.
 
         A checkpoint is no use without the measurements before it, so they are synced first.
         """

@@ -1,4 +1,4 @@
-"""`stages`, `compare`, `report`: from runs to answers. Only a report imports plugins, and torch for its attention maps."""
+"""`stages`, `compare`, `report`: from runs to answers. Only a report imports plugins, and torch for its maps."""
 
 from __future__ import annotations
 

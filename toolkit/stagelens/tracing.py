@@ -1,0 +1,105 @@
+"""Tracing: a function of tensors as the flat list of the operations that it does, without those that need not be done.
+
+Small models spend their time around operations, not in them: in Python, in autograd, and in operations that only look
+at a tensor in another way or make the same tensor at every call.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.fx import GraphModule, Interpreter, Node
+from torch.fx.experimental.proxy_tensor import make_fx
+
+aten = torch.ops.aten
+# Operations that give another view of their first argument.
+VIEWS = {
+    *(aten.view.default, aten._unsafe_view.default, aten.expand.default, aten.permute.default, aten.transpose.int),
+    *(aten.squeeze.default, aten.squeeze.dim, aten.squeeze.dims, aten.unsqueeze.default, aten.t.default),
+    *(aten.select.int, aten.slice.Tensor, aten.alias.default, aten.detach.default, aten.diagonal.default),
+}
+# Operations whose result depends on the shape of their argument alone.
+LIKE = {
+    *(aten.ones_like.default, aten.zeros_like.default, aten.full_like.default),
+    *(aten.new_ones.default, aten.new_zeros.default, aten.new_full.default),
+}
+# The same in place, which changes no number.
+IN_PLACE = {aten.squeeze_.dim: aten.squeeze.dim, aten.squeeze_.dims: aten.squeeze.dims}
+
+
+def traced(function: Callable[..., Any], inputs: Sequence[Tensor], fixed: Collection[int] = ()) -> Callable[..., Any]:
+    """`function` as what it does on tensors shaped as `inputs`; those with an index in `fixed` are always these ones.
+
+    It must be called without gradients, and give tensors, or lists and tuples of them. What cannot be traced is used as
+    it is. Whatever `function` decides by looking at anything but its inputs is decided for good.
+    """
+    try:
+        graph: GraphModule = make_fx(function)(*(tensor.detach() for tensor in inputs))
+    except Exception:
+        return function
+    for node in graph.graph.nodes:
+        node.target = IN_PLACE.get(node.target, node.target)
+    if not any(_changes_its_input(node) for node in graph.graph.nodes):
+        interpreter = Interpreter(graph, garbage_collect_values=False)
+        with torch.no_grad():
+            interpreter.run(*inputs)
+        _fold(graph, interpreter.env, fixed)
+        _join_views(graph, interpreter.env)
+    graph.graph.eliminate_dead_code()
+    graph.recompile()
+    return graph.forward
+
+
+def _changes_its_input(node: Node) -> bool:
+    return node.op == "call_function" and getattr(getattr(node.target, "_schema", None), "is_mutable", True)
+
+
+def _fold(graph: GraphModule, values: Mapping[Node, Any], fixed: Collection[int]) -> None:
+    """Takes what is the same at every call from `values`, where it was computed once."""
+    placeholders = [node for node in graph.graph.nodes if node.op == "placeholder"]
+    same = {placeholders[index] for index in fixed} | {node for node in graph.graph.nodes if node.op == "get_attr"}
+    for node in list(graph.graph.nodes):
+        if node.op != "call_function" or not isinstance(values[node], Tensor):
+            continue
+        random = torch.Tag.nondeterministic_seeded in node.target.tags
+        if not random and (node.target in LIKE or all(one in same for one in node.all_input_nodes)):
+            same.add(node)
+            name = f"_same_{node.name}"
+            setattr(graph, name, values[node].detach())
+            with graph.graph.inserting_after(node):
+                kept = graph.graph.get_attr(name)
+            same.add(kept)
+            node.replace_all_uses_with(kept)
+
+
+def _join_views(graph: GraphModule, values: Mapping[Node, Any]) -> None:
+    """Makes one operation of a chain of views, and none of a view that shows its tensor as it is."""
+    roots: dict[Node, Node] = {}
+    for node in list(graph.graph.nodes):
+        if node.op != "call_function" or node.target not in VIEWS:
+            continue
+        source = node.args[0]
+        root = roots.get(source, source)
+        if root not in values or not _shares_memory(values[node], values[root]):
+            continue
+        roots[node] = root
+        form, whole = _form(values[node]), _form(values[root])
+        if form == whole:
+            node.replace_all_uses_with(root)
+            roots[node] = root
+        elif root is not source:
+            with graph.graph.inserting_after(node):
+                joined = graph.graph.call_function(aten.as_strided.default, (root, *form))
+            node.replace_all_uses_with(joined)
+            roots[joined] = root
+
+
+def _form(tensor: Tensor) -> tuple[list[int], list[int], int]:
+    return list(tensor.shape), list(tensor.stride()), tensor.storage_offset()
+
+
+def _shares_memory(one: Tensor, other: Tensor) -> bool:
+    return one.untyped_storage().data_ptr() == other.untyped_storage().data_ptr()
