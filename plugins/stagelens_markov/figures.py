@@ -51,10 +51,12 @@ def draw_divergence(axis: Axes, run: Run) -> None:
 
 
 def draw_attention(axes: Any, run: Run) -> None:
-    """Mean attention at a few moments, heads added up in their colours; [query down, key across]."""
-    steps = list(chosen_steps(run, MOMENTS))
+    """Mean attention at a few moments, of the queries that predict, heads added up in their colours."""
+    task: Any = run.experiment
+    steps, predicting = list(chosen_steps(run, MOMENTS)), task.queries()
     for axis, step in zip(axes, steps, strict=False):
-        axis.imshow(composite(attention_maps(run, step)[0]), interpolation="nearest")
+        maps = attention_maps(run, step)[0][:, predicting]  # [head, query, key]
+        axis.imshow(composite(maps), interpolation="nearest")
         axis.set_title(f"step {step}", fontsize=8)
     for axis in axes:
         axis.set(xticks=[], yticks=[])

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 
 from stagelens.errors import StagelensError
-from stagelens.limits import MEMORY_LIMIT, armed, limit
+from stagelens.limits import MEMORY_LIMIT, TIME_LIMIT, armed, limit
 
 PAGE = os.sysconf("SC_PAGE_SIZE") if hasattr(os, "sysconf") else 4096
 
@@ -40,6 +40,7 @@ class Guard:
     def __init__(self, model: torch.nn.Module) -> None:
         self._model = model
         self._limit = limit(MEMORY_LIMIT)
+        limit(TIME_LIMIT)  # a mistake in it is told here, not taken for a probe's
         self._measured = 0
         self._resident = 0.0  # MiB, after the first measurement
         self._resigned = False

@@ -209,7 +209,8 @@ def tell(host: Host, hook: str, **about: Any) -> None:
         with contained():
             caller(**about)
     except Exception as error:
-        codes = {frame.f_code for frame, _ in traceback.walk_tb(error.__traceback__)}
+        ways = [error, error.__context__] if error.__context__ else [error]  # a limit's error has left the call behind
+        codes = {frame.f_code for way in ways for frame, _ in traceback.walk_tb(way.__traceback__)}
         names = [impl.plugin_name for impl in caller.get_hookimpls() if impl.function.__code__ in codes]
         if names:
             error.add_note(f"(in {hook} of plugin {names[0]!r})")

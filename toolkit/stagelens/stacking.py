@@ -9,13 +9,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
-from torch.fx import GraphModule
-from torch.fx.experimental.proxy_tensor import make_fx
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from stagelens.seeds import derive, seed_everywhere, untouched_rng
 from stagelens.task import Batch, Task
+from stagelens.tracing import traced
 from stagelens.training import Training
 
 # Optimizers whose update of a number depends on that number's own gradients alone.
@@ -63,6 +62,7 @@ class Stacked:
         self._follow_gradients()
         self._stack_buffers()
         self._batches: _Batches | None = None
+        self._lasting: bool | None = None  # whether the batches of a step are those of the next, the very tensors
         self._functions: dict[Any, Function] = {}  # by the batch's form, and by what is trained
 
     def advance(self, step: int) -> None:
@@ -80,10 +80,10 @@ class Stacked:
         """The members' losses on their own batches of `step`, [seed]; each parameter's `.grad` becomes its gradient."""
         batches = self._stacked_batch(step)
         trained = [name for name, parameter in self.parameters.items() if parameter.requires_grad]
-        key = (batches.form, *trained)
+        key = (batches if self._lasting else batches.form, *trained)
         inputs = [*(tensor for tensor, _ in self.state().values()), *batches.leaves]
         if key not in self._functions:
-            self._functions[key] = _traced(self._with_gradients(batches, trained), inputs)
+            self._functions[key] = traced(self._with_gradients(batches, trained), inputs, self._fixed(batches))
         with torch.no_grad():
             losses, gradients = self._functions[key](*inputs)
         for parameter in self.parameters.values():
@@ -91,6 +91,10 @@ class Stacked:
         for name, gradient in zip(trained, gradients, strict=True):
             self.parameters[name].grad = gradient
         return losses
+
+    def _fixed(self, batches: _Batches) -> range:
+        """Which inputs are the same at every step: the buffers, and batches that last."""
+        return range(len(self.parameters), len(self.state()) + (len(batches.leaves) if self._lasting else 0))
 
     def state(self) -> dict[str, tuple[Tensor, int | None]]:
         """The model's parameters and buffers, each with the place of the seed in it; None: it is the same for all."""
@@ -124,7 +128,10 @@ class Stacked:
         batches = [member.batches(step) for member in self.members]
         if self._batches is None or any(a is not b for a, b in zip(batches, self._batches.own, strict=True)):
             leaves, trees = zip(*(tree_flatten(batch) for batch in batches), strict=True)
-            self._batches = _Batches(batches, [torch.stack(one) for one in zip(*leaves, strict=True)], trees[0])
+            if self._lasting is None:
+                self._lasting = all(m.batches(step + 1) is own for m, own in zip(self.members, batches, strict=True))
+            stacked = [torch.stack(one) for one in zip(*leaves, strict=True)]
+            self._batches = _Batches(batches, stacked, trees[0])
         return self._batches
 
     def _stack_buffers(self) -> None:
@@ -220,32 +227,6 @@ class _Batches:
     def __init__(self, own: list[Batch], leaves: list[Tensor], tree: Any) -> None:
         self.own, self.leaves, self.tree = own, leaves, tree
         self.form = (str(tree), *(leaf.shape for leaf in leaves))
-
-
-def _traced(function: Function, inputs: Sequence[Tensor]) -> Function:
-    """`function` as the flat list of operations that it does on `inputs`, backward pass and all.
-
-    Small models spend their time around those. Operations that change nothing about their input are taken out. What
-    cannot be traced is used as it is; that the trace has the right gradients is for `why_not` to see.
-    """
-    try:
-        graph: GraphModule = make_fx(function)(*(tensor.detach() for tensor in inputs))
-    except Exception:
-        return function
-    aten = torch.ops.aten
-    shaping = {aten.view.default, aten.expand.default, aten._unsafe_view.default}
-    for node in graph.graph.nodes:
-        shaped = node.target in shaping and _shape(node) is not None and _shape(node) == _shape(node.args[0])
-        if shaped or node.target is aten.detach.default:
-            node.replace_all_uses_with(node.args[0])
-    graph.graph.eliminate_dead_code()
-    graph.recompile()
-    return graph.forward
-
-
-def _shape(node: Any) -> Any:
-    meta = node.meta.get("tensor_meta") or node.meta.get("val")
-    return None if meta is None else tuple(meta.shape)
 
 
 class _LossOf(nn.Module):

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch._ops import OpOverload
 from torch.fx import GraphModule, Interpreter, Node
 from torch.fx.experimental.proxy_tensor import make_fx
 
@@ -54,25 +55,23 @@ def traced(function: Callable[..., Any], inputs: Sequence[Tensor], fixed: Collec
 
 
 def _changes_its_input(node: Node) -> bool:
-    return node.op == "call_function" and getattr(getattr(node.target, "_schema", None), "is_mutable", True)
+    return isinstance(node.target, OpOverload) and node.target._schema.is_mutable
 
 
 def _fold(graph: GraphModule, values: Mapping[Node, Any], fixed: Collection[int]) -> None:
     """Takes what is the same at every call from `values`, where it was computed once."""
-    placeholders = [node for node in graph.graph.nodes if node.op == "placeholder"]
-    same = {placeholders[index] for index in fixed} | {node for node in graph.graph.nodes if node.op == "get_attr"}
-    for node in list(graph.graph.nodes):
-        if node.op != "call_function" or not isinstance(values[node], Tensor):
-            continue
-        random = torch.Tag.nondeterministic_seeded in node.target.tags
-        if not random and (node.target in LIKE or all(one in same for one in node.all_input_nodes)):
-            same.add(node)
-            name = f"_same_{node.name}"
-            setattr(graph, name, values[node].detach())
+    nodes = list(graph.graph.nodes)
+    placeholders = [node for node in nodes if node.op == "placeholder"]
+    same = {placeholders[index] for index in fixed} | {node for node in nodes if node.op == "get_attr"}
+    for node in nodes:
+        random = torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ())
+        if node.op == "call_function" and not random:
+            same |= {node} if node.target in LIKE or same.issuperset(node.all_input_nodes) else set()
+    for node in same:
+        if node.op == "call_function" and isinstance(values[node], Tensor) and not same.issuperset(node.users):
+            setattr(graph, f"_{node.name}", values[node].detach())
             with graph.graph.inserting_after(node):
-                kept = graph.graph.get_attr(name)
-            same.add(kept)
-            node.replace_all_uses_with(kept)
+                node.replace_all_uses_with(graph.graph.create_node("get_attr", f"_{node.name}"))
 
 
 def _join_views(graph: GraphModule, values: Mapping[Node, Any]) -> None:
@@ -86,10 +85,9 @@ def _join_views(graph: GraphModule, values: Mapping[Node, Any]) -> None:
         if root not in values or not _shares_memory(values[node], values[root]):
             continue
         roots[node] = root
-        form, whole = _form(values[node]), _form(values[root])
-        if form == whole:
+        form = _form(values[node])
+        if form == _form(values[root]):
             node.replace_all_uses_with(root)
-            roots[node] = root
         elif root is not source:
             with graph.graph.inserting_after(node):
                 joined = graph.graph.call_function(aten.as_strided.default, (root, *form))
@@ -98,7 +96,7 @@ def _join_views(graph: GraphModule, values: Mapping[Node, Any]) -> None:
 
 
 def _form(tensor: Tensor) -> tuple[list[int], list[int], int]:
-    return list(tensor.shape), list(tensor.stride()), tensor.storage_offset()
+    return list(tensor.shape), list(tensor.stride()), int(tensor.storage_offset())
 
 
 def _shares_memory(one: Tensor, other: Tensor) -> bool:
