@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import Literal, NamedTuple
 
 import numpy as np
@@ -68,10 +67,19 @@ def loss_of(M: Floats, moments: Moments) -> Floats:
 def rates(weights: Weights, moments: Moments) -> Weights:
     """tau dW/dt = -1/2 dL/dW: Eq. 45, which for R = 1 is Eq. 24."""
     v, k, q = weights
-    G = residual(product(weights), moments)[..., None, :, :]  # [..., 1, D, D]
-    Gq = q @ np.swapaxes(G, -1, -2)  # [..., H, R, D]
-    kG = k @ G
-    return Weights((k * Gq).sum((-1, -2)), v[..., None, None] * Gq, v[..., None, None] * kG)
+    *lead, H, R, D = k.shape
+    pairs = (v.repeat(R, axis=-1), k.reshape(*lead, H * R, D), q.reshape(*lead, H * R, D))
+    dv, dk, dq = _pulls(*pairs, moments.cross.numpy(), moments.second.numpy())
+    return Weights(dv.reshape(*lead, H, R).sum(-1), dk.reshape(k.shape), dq.reshape(q.shape))
+
+
+def _pulls(v: Floats, k: Floats, q: Floats, cross: Floats, second: Floats) -> tuple[Floats, Floats, Floats]:
+    """k . G q [..., P], v G q and v G^T k [..., P, D] of P keys and queries, with the values of their heads: v [..., P]."""
+    v = v[..., None]
+    M = (v * k).swapaxes(-1, -2) @ q  # [..., D, D]
+    G = cross - (second @ M.reshape(*M.shape[:-2], -1, 1)).reshape(M.shape)
+    Gq = q @ G.swapaxes(-1, -2)
+    return (k * Gq).sum(-1), v * Gq, v * (k @ G)
 
 
 @dataclass(frozen=True)
@@ -117,15 +125,10 @@ def descend(weights: Weights, moments: Moments, lr: float, steps: int, record: S
         for step in range(steps + 1):
             if (step in wanted and not keep(step)) or step == steps:
                 break
-            vr = v.repeat(R, axis=1)[:, :, None] if R > 1 else v[:, :, None]  # [S, HR, 1]
-            M = (vr * k).swapaxes(1, 2) @ q  # [S, D, D]
-            G = cross - (second @ M.reshape(S, D * D, 1)).reshape(S, D, D)
-            Gq = q @ G.swapaxes(1, 2)  # [S, HR, D]
-            kG = k @ G
-            grow = (k * Gq).sum(-1)  # [S, HR]
-            k += (step_size * vr) * Gq
-            q += (step_size * vr) * kG
-            v += step_size * (grow if R == 1 else grow.reshape(S, H, R).sum(-1))
+            dv, dk, dq = _pulls(v.repeat(R, axis=1) if R > 1 else v, k, q, cross, second)
+            k += step_size * dk
+            q += step_size * dq
+            v += step_size * (dv if R == 1 else dv.reshape(S, H, R).sum(-1))
     numbers, losses, history = zip(*kept, strict=True)
     return Descent(np.array(numbers), lr, np.stack(losses), stack(history))
 
@@ -140,23 +143,23 @@ def flow(weights: Weights, moments: Moments, times: Floats, rtol: float = 1e-9, 
     """The gradient flow (Eqs. 24, 45) of one seed at `times` [T], in units of tau: v [T, H], k and q [T, H, R, D]."""
     from scipy.integrate import solve_ivp
 
-    shapes = [part.shape for part in weights]
-    ends = [0, *np.cumsum([part.size for part in weights]).tolist()]
-
-    def named(flat: Floats) -> Weights:
-        lead = flat.shape[:-1]
-        parts = zip(pairwise(ends), shapes, strict=True)
-        return Weights(*(flat[..., begin:end].reshape(*lead, *shape) for (begin, end), shape in parts))
+    H, R, D = weights.k.shape
+    middle = H + H * R * D  # where k ends
+    cross, second = moments.cross.numpy(), moments.second.numpy()
 
     def rate(_: float, flat: Floats) -> Floats:
-        return np.concatenate([part.ravel() for part in rates(named(flat), moments)])
+        v, k, q = flat[:H], flat[H:middle].reshape(H * R, D), flat[middle:].reshape(H * R, D)
+        dv, dk, dq = _pulls(v if R == 1 else v.repeat(R), k, q, cross, second)
+        return np.concatenate([dv if R == 1 else dv.reshape(H, R).sum(-1), dk.ravel(), dq.ravel()])
 
     start = np.concatenate([part.ravel() for part in weights])
     method: Literal["LSODA", "RK45"] = "LSODA" if len(start) <= MOST_STIFF else "RK45"
     solved = solve_ivp(rate, (0.0, times[-1]), start, method, t_eval=times, rtol=rtol, atol=atol)
     if not solved.success:
         raise StagelensError(f"the flow cannot be integrated beyond time {solved.t[-1]:.3g}: {solved.message}")
-    return named(solved.y.T)
+    found = solved.y.T  # [T, weight]
+    shape = (-1, H, R, D)
+    return Weights(found[:, :H], found[:, H:middle].reshape(shape), found[:, middle:].reshape(shape))
 
 
 def sharpness(weights: Weights, moments: Moments) -> float:

@@ -24,8 +24,8 @@ def second_moment(activation: Tensor) -> Tensor:
 
     Not centered: scores are inner products of the vectors themselves, and without a softmax nothing cancels.
     """
-    x = wide(activation).flatten(0, 1).transpose(0, 1)  # [head, sample, d_head]
-    return x.transpose(1, 2) @ x / x.shape[1]
+    x = wide(activation).flatten(0, 1).permute(1, 2, 0).contiguous()  # [head, d_head, sample]
+    return x @ x.mT / x.shape[2]
 
 
 def principal_components(moment: Tensor) -> tuple[Tensor, Tensor]:
