@@ -74,7 +74,7 @@ def rates(weights: Weights, moments: Moments) -> Weights:
 
 
 def _pulls(v: Floats, k: Floats, q: Floats, cross: Floats, second: Floats) -> tuple[Floats, Floats, Floats]:
-    """k . G q [..., P], v G q and v G^T k [..., P, D] of P keys and queries, with the values of their heads: v [..., P]."""
+    """k . G q [..., P], v G q and v G^T k [..., P, D] of P keys and queries with their heads' values: v [..., P]."""
     v = v[..., None]
     M = (v * k).swapaxes(-1, -2) @ q  # [..., D, D]
     G = cross - (second @ M.reshape(*M.shape[:-2], -1, 1)).reshape(M.shape)

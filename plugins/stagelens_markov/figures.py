@@ -165,6 +165,8 @@ def fig4(lab: Lab) -> Figure:
     left, right = figure.subplots(1, 2, sharey=True)
     draw_excess(left, {f"u = {u:g}": minimal(lab, init_scale=u) for u in SCALES})
     draw_excess(right, {f"m = {m:g}": minimal(lab, m=m, **longer.get(m, {})) for m in RATIOS})
+    left.autoscale(axis="y")  # over both panels; the first has set the limit for itself
+    left.set_ylim(bottom=0)
     figure.suptitle("Fig. 4: initialization scale u, and ratio of importance m", x=0.01, ha="left")
     return figure
 
@@ -178,6 +180,8 @@ def fig5(lab: Lab) -> Figure:
     losses = [float(run.timeline.scalar("excess")[1].min()) for run in runs.values()]
     best.plot(list(runs), losses, marker="o", **line_style(0))
     best.set(xscale="log", xlabel="training sequences", ylabel="best excess loss (nats)", ylim=(0, None))
+    best.set_xticks(list(runs), [str(n) for n in runs])
+    best.minorticks_off()
     for axis, (n, run) in zip(curves, runs.items(), strict=True):
         draw_divergence(axis, run)
         steps, loss = run.timeline.scalar("loss")

@@ -97,6 +97,13 @@ class Simplified(Task):
             return sample_sequences(c.order, c.responses, n, generator)
         return all_permutations(c.order)[:1]
 
+    def batches(self, device: torch.device | str) -> Callable[[int], Tensor]:
+        """Unless sampled, the same query at every step."""
+        if self.config.sampled:
+            return super().batches(device)
+        query = all_permutations(self.config.order)[:1].to(device)
+        return lambda step: query  # noqa: ARG005
+
     def _queries(self, batch: Tensor) -> Tensor:
         return queries_of(batch, self.config.order) if self.config.sampled else batch
 
@@ -152,7 +159,7 @@ class Simplified(Task):
         return [f"{tokens_named(heads)} matched" for heads in self.learning_order]
 
     def schedule(self) -> Schedule:
-        return Schedule(log=20, even=60)
+        return Schedule(log=20, even=100)
 
     def figures(self, run: Any) -> Mapping[str, Any]:
         from stagelens_recall.figures import staged_learning

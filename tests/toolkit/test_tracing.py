@@ -42,10 +42,17 @@ def test_nor_is_what_depends_on_fixed_inputs_alone():
 
 def test_a_chain_of_views_is_one_operation_and_a_view_that_changes_nothing_none():
     def function(x: Tensor) -> Tensor:
-        return x[:, 1:].transpose(0, 1).unsqueeze(0).expand(2, -1, -1).exp() + x.view(3, 4)[None, :, :3].mT.view(1, 3, 3)
+        return x[:, 1:].transpose(0, 1).unsqueeze(0).expand(2, -1, -1).exp() + x.view(3, 4)[None, :, :3].mT.view(
+            1, 3, 3
+        )
 
     found = names(check(function, torch.randn(3, 4)))
-    assert sorted(found) == ["aten.add.Tensor", "aten.as_strided.default", "aten.as_strided.default", "aten.exp.default"]
+    assert sorted(found) == [
+        "aten.add.Tensor",
+        "aten.as_strided.default",
+        "aten.as_strided.default",
+        "aten.exp.default",
+    ]
 
 
 def test_gradients_inside_a_function_are_traced_with_it():
