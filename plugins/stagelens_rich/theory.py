@@ -167,7 +167,9 @@ def first_below(times: Floats, values: Floats, level: float, after: float = -np.
 
 
 def phase_times(times: Floats, four_gram: Floats, induction: Floats, h: Floats, h_star: float) -> PhaseTimes:
-    """The times of a run of Stage II from its two losses and h, all [time]."""
+    """The times of a run of Stage II from its two losses and h, all [time]; none of one that has not come so far."""
+    if not len(times):
+        return PhaseTimes(None, None, None, None)
     T_I = first_below(times, four_gram, PART * float(four_gram[0]))
     T_o = first_below(times, -h, -h_star)
     if T_o is None:

@@ -104,6 +104,8 @@ def test_phase_times_follow_their_definitions():
     times = theory.phase_times(t, four_gram, induction, h, 0.5)
     assert times == pytest.approx((2.5, 2.0, 3.02, 4.98))
     assert theory.phase_times(t, four_gram + 1, induction + 9, h, 0.6) == (None, None, None, None)
+    none = t[:0]  # stopped before Stage II
+    assert theory.phase_times(none, none, none, none, 0.5) == (None, None, None, None)
 
 
 def test_the_value_alone_ends_phase_two_above_w_046():
