@@ -10,7 +10,7 @@ demo: $(VENV)/.installed
 	$(RUN) run markov
 
 test: lint types docs
-	$(BIN)/python -m pytest --numprocesses auto --dist loadfile
+	$(BIN)/python -m pytest --numprocesses auto --dist loadfile --no-loadscope-reorder
 
 # Everything that can be done to a run, by the hundred: most of an hour. What came of it is in docs/reliability.md.
 torture: $(VENV)/.installed-dev

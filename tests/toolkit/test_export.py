@@ -11,6 +11,7 @@ from small import Regression, Repeats, run
 import stagelens as sl
 from stagelens.errors import EnvironmentFault, UsageError
 from stagelens.export import export
+from stagelens.manifest import load_manifest
 from stagelens.store import FILE
 
 
@@ -68,6 +69,11 @@ def test_mistakes_of_an_export(done, tmp_path):
         export(done, "csv", tmp_path / "nowhere" / "out.csv")
     empty = run(Regression, tmp_path / "runs", settings={"steps": 1})
     (empty.folder / FILE).unlink()
+    with pytest.raises(EnvironmentFault, match="holds 0 measurements, which are not those that the run ended with"):
+        export(sl.load(empty.folder), "csv")
+    manifest = load_manifest(empty.folder)
+    manifest.timeline = ""  # as of a run that was killed before it measured
+    manifest.save(empty.folder)
     for format in ("parquet", "csv", "netcdf"):
         with pytest.raises(UsageError, match="has recorded nothing yet"):
             export(sl.load(empty.folder), format)

@@ -162,7 +162,7 @@ class NeedsWhatIsNotThere(Wrong):
     [
         (Misnames, "which `gives` lacks"),
         (GivesNan, "is nan"),
-        (Writes, "changed the parameter|failed"),
+        (Writes, "changed the model's parameters"),
         (Forgets, "another one when measured again"),
         (NeedsWhatIsNotThere, "no hook 'attn.hook_dream'"),
         (Breaks, "failed"),

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
+from stagelens.guard import ModelChanged
 from stagelens.probing import Probe
 from stagelens.reading import Reading
 from stagelens.recorder import Recorder
@@ -34,7 +35,10 @@ def check_probe(
     name = kind.name
     assert name not in recorder.skipped, f"probe {name!r} does not apply: {recorder.skipped[name]}"
     before, state = _copy(model), torch.get_rng_state()
-    once = _own(recorder.measure(0), name)
+    try:
+        once = _own(recorder.measure(0), name)
+    except ModelChanged as changed:
+        raise AssertionError(str(changed)) from None
     assert not recorder.problems, f"probe {name!r} failed: {recorder.problems[name]}"
     assert name not in recorder.skipped, f"probe {name!r} does not apply: {recorder.skipped[name]}"
     given = {reading.name.partition("/")[2] for reading in once}
