@@ -41,9 +41,9 @@ def test_mean_ablation_is_a_head_whose_output_is_its_mean_over_the_batch():
 
 
 def test_a_head_that_gives_the_same_for_every_sequence_loses_nothing_by_its_mean():
-    same = torch.randn(1, 6, 4).expand(5, 6, 4)
-    found = measured(PositionalToy(), "head_ablation", same, loss=squared_loss)
-    np.testing.assert_allclose(found["mean"], 0, atol=1e-7)
+    same = torch.randn(1, 6, 4, generator=torch.Generator().manual_seed(0), dtype=torch.float64).expand(5, 6, 4)
+    found = measured(PositionalToy().double(), "head_ablation", same, loss=squared_loss)
+    np.testing.assert_allclose(found["mean"], 0, atol=1e-12)
     assert (np.abs(found["zero"]) > 1e-3).all()
 
 
