@@ -29,6 +29,7 @@ SHORTER = 0.2  # of the distance between its neighbours: what a transition takes
 # In units of chi square: the cost of a piece, of a ramp, of a ramp as long as the curve; what a second move must
 # explain that one move does not; what it, and all stages together, must that a curve which only slows down does not.
 PIECE, RAMP, LONG, SECOND, STEP, DECAY = 3.0, 9.0, 100.0, 9.0, 1.0, 10.0
+SURE = 50.0  # a step that explains so much is one
 
 
 def noise(u: Array, v: Array) -> Array:
@@ -207,7 +208,7 @@ def _worth(curve: Pieces, spans: tuple[Span, Span, Span], found: Moves, i: int, 
         _gain(curve, tail, sum(after) // 2, found.done(i + 1, curve.u[tail]), drift),
         _gain(curve, head, sum(before) // 2, 1 - found.done(i, curve.u[head]), drift),
     )
-    if bend < STEP:
+    if not STEP <= bend < SURE:  # the second test takes longer
         return bend / STEP
     second = second_gain(curve.u, curve.v, curve.s, list(spans), found.ats[i : i + 2], drops, longest)
     return min(bend / STEP, second / SECOND)
