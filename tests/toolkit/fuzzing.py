@@ -100,7 +100,7 @@ def call(words: Sequence[str], limit: float = LIMIT) -> Ended:
     raised = ""
     with _streams() as streams, _as_outside(), _held(MEMORY):
         try:
-            with _stopped_after(limit):
+            with stopped_after(limit):
                 main()
         except SystemExit as end:
             code = end.code if isinstance(end.code, int) else 0 if end.code is None else 1
@@ -224,7 +224,7 @@ def _held(extra: int) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _stopped_after(seconds: float) -> Iterator[None]:
+def stopped_after(seconds: float) -> Iterator[None]:
     def stop(*_: Any) -> None:
         raise TooLong
 

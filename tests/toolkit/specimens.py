@@ -8,16 +8,14 @@ from __future__ import annotations
 
 import json
 import shutil
-import signal
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from fuzzing import TooLong, call, fault_of
+from fuzzing import TooLong, call, fault_of, stopped_after
 from recorded import staircase
 from small import Decay, Regression, Repeats, host_with, run, weights
 
@@ -144,7 +142,7 @@ def readers_of_file(kind: str) -> dict[str, Reader]:
 def judge(reader: Reader, whole: str | bytes | None) -> str:
     """How `reader` takes a damaged file: `same`, `told`, or what is wrong. `whole` None: any content will do."""
     try:
-        with _stopped_after(LIMIT):
+        with stopped_after(LIMIT):
             found = reader()
     except Fault as fault:
         return str(fault)
@@ -223,17 +221,3 @@ def _model(run: sl.Run, step: int | None) -> bytes:
 def _difference(found: str | bytes, whole: str | bytes) -> str:
     at = next((at for at, (one, other) in enumerate(zip(found, whole, strict=False)) if one != other), 0)
     return f"{found[at : at + 80]!r} for {whole[at : at + 80]!r}"
-
-
-@contextmanager
-def _stopped_after(seconds: float) -> Iterator[None]:
-    def stop(*_: Any) -> None:
-        raise TooLong
-
-    before = signal.signal(signal.SIGALRM, stop)
-    signal.setitimer(signal.ITIMER_REAL, seconds, 1.0)
-    try:
-        yield
-    finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, before)

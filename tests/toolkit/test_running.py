@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 import subprocess
 
 import pytest
@@ -11,8 +12,8 @@ from small import Decay, Regression, Repeats, assert_same_weights, run, weights
 
 import stagelens as sl
 from stagelens.errors import EnvironmentFault, UsageError
+from stagelens.holding import held
 from stagelens.manifest import FILE
-from stagelens.running import _writer
 from stagelens.runs import LOCK, catalogue
 
 
@@ -120,7 +121,7 @@ def test_a_file_in_place_of_the_runs_folder_is_the_machines_fault(tmp_path):
 
 def test_two_writers_on_one_run_are_refused(tmp_path):
     done = run(Regression, tmp_path, name="mine")
-    with _writer(done.folder), pytest.raises(UsageError, match=f"being written by process {os.getpid()} on"):
+    with held(done.folder), pytest.raises(UsageError, match=f"being written by process {os.getpid()} on"):
         run(Regression, tmp_path, name="mine", resume=True)
     assert sl.load(done.folder).status == "finished"
     run(Regression, tmp_path, name="mine", resume=True)
@@ -131,7 +132,7 @@ def test_a_run_whose_writer_died_is_interrupted_and_one_that_lives_is_running(tm
     done.manifest.status = "running"
     done.manifest.save(done.folder)
     assert sl.load(done.folder).status == "interrupted"
-    with _writer(done.folder):
+    with held(done.folder):
         assert sl.load(done.folder).status == "running"
 
 
@@ -241,6 +242,30 @@ def test_a_read_only_disk_can_be_read_but_not_written(disk):
     for resume in (False, True):
         with pytest.raises(EnvironmentFault, match="Read-only file system"):
             run(Regression, disk / "runs", resume=resume)
+
+
+class Often(Regression):
+    """Measured at every step, so that its log grows."""
+
+    id = "small/often"
+
+    def schedule(self):
+        return sl.Schedule(log=4, even=400)
+
+
+def test_a_file_that_may_not_grow_is_told(tmp_path):
+    """The same fault without a mount: for a while, files may not grow beyond 40 kB."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (40_000, before[1]))
+    try:
+        with pytest.raises(EnvironmentFault) as caught:
+            run(Often, tmp_path, settings={"steps": 400})
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert "\n" not in str(caught.value)
+    stopped = sl.load(next(tmp_path.iterdir()))
+    assert stopped.status == "interrupted" and len(stopped.timeline.steps) >= 1
+    assert run(Often, tmp_path, settings={"steps": 400}, resume=True).status == "finished"
 
 
 def test_a_flow_has_a_run_folder_without_checkpoints(tmp_path):

@@ -13,15 +13,14 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from filelock import FileLock, Timeout
-
 from stagelens.config import as_settings, make_config
 from stagelens.errors import EnvironmentFault, StagelensError, UsageError
 from stagelens.experiment import Experiment
 from stagelens.files import safe_name
 from stagelens.flow import Flow, integrate
+from stagelens.holding import held
 from stagelens.host import Host, make_host
-from stagelens.inside import check_own, leads_into
+from stagelens.inside import leads_into
 from stagelens.limits import contained
 from stagelens.manifest import DETECTOR, FILE, Manifest, load_manifest, this_process, versions
 from stagelens.prediction import score
@@ -112,8 +111,7 @@ class Plan:
     @contextmanager
     def writing(self, folder: Path) -> Iterator[Writer]:
         """The one writer of the run in `folder`, while it lives; observers hear of its start and end."""
-        with _writer(folder):
-            _tidy(folder)
+        with held(folder):
             manifest = self.manifest
             if (folder / FILE).exists():
                 manifest = _taken_up(folder, manifest, self.probes)
@@ -342,46 +340,9 @@ def _taken_up(folder: Path, wanted: Manifest, probes: Sequence[str] | None) -> M
     return manifest
 
 
-def _tidy(folder: Path) -> None:
-    """Removes what writers before this one had put aside when they were killed.
-
-    Manifest and checkpoints are theirs alone; a page or an export of another process may be on its way just now.
-    """
-    patterns = [f".{FILE}.*.part", "checkpoints/.*"]
-    with suppress(StagelensError):
-        patterns.append(f"**/.*.{load_manifest(folder).process}.part")
-    for path in [path for pattern in patterns for path in folder.glob(pattern)]:
-        with suppress(OSError):
-            path.unlink()
-
-
 def _difference(had: dict[str, Any], wanted: dict[str, Any]) -> str:
     changed = [f"{key}={had.get(key)!r} (given {wanted.get(key)!r})" for key in had if had.get(key) != wanted.get(key)]
     return ", ".join(changed) or "the same config"
-
-
-@contextmanager
-def _writer(folder: Path) -> Iterator[None]:
-    """Holds the run's lock, which ends with the process that holds it."""
-    check_own(folder)  # nothing is written through a link that leads out of the runs
-    lock = FileLock(folder / LOCK, timeout=1, poll_interval=0.01)  # a reader holds it for a moment to see who is there
-    try:
-        lock.acquire()
-    except Timeout:
-        try:
-            holder = load_manifest(folder)
-            who = f"process {holder.process} on {holder.host}"
-        except StagelensError:
-            who = "another process"
-        raise UsageError(f"run {folder.name!r} is being written by {who}; wait for it or give another --name") from None
-    except OSError as error:
-        raise EnvironmentFault(
-            f"cannot write in {folder}: {error.strerror or error}; give another folder with --runs"
-        ) from None
-    try:
-        yield
-    finally:
-        lock.release()
 
 
 @contextmanager
