@@ -183,7 +183,7 @@ def test_memory_that_others_take_is_not_blamed_on_a_probe(monkeypatch):
     recorder, kept = recorder_of(Draws, Leaks), []
     for step in range(5):
         recorder.measure(step)
-        kept.append(torch.full((4 * 2**20,), float(step)))
+        kept.append(torch.full((9 * 2**20,), float(step)))
     assert recorder.problems == {}
 
 
