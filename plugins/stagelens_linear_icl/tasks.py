@@ -79,7 +79,7 @@ class Trained(Problem, Task):
         return {"k.k - q.q": keys - queries, "k.k - v^2": keys.sum(-1) - v.square()}
 
     def schedule(self) -> Schedule:
-        return Schedule(log=100, even=60)
+        return Schedule(log=100, even=40)
 
     def figures(self, run: Run) -> Mapping[str, Figure]:
         from stagelens_linear_icl.figures import figures_for

@@ -2,17 +2,33 @@
 
 from __future__ import annotations
 
+import gc
 import importlib
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 from stagelens.errors import StagelensError
 
 
+@contextmanager
+def importing() -> Iterator[None]:
+    """Around large imports: what they make stays, and looking for garbage in it is a tenth of their time."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
+
+
 def load_target(target: str) -> Any:
     """The object that `module:name` names."""
     module, _, name = target.partition(":")
-    loaded = importlib.import_module(module)
+    with importing():
+        loaded = importlib.import_module(module)
     try:
         return getattr(loaded, name)
     except AttributeError:

@@ -231,7 +231,9 @@ class Recorder:
         if (column.dims, column.shape) != (before.dims, before.shape):
             raise ValueError(f"reading {name!r} changed from shape {before.shape} to {column.shape}")
         missing = np.isnan(values)
-        if missing.all() or (self._numbers.setdefault(name, ~missing) & missing).any():
+        if name not in self._numbers:
+            self._numbers[name] = ~missing
+        if missing.any() and (missing.all() or (self._numbers[name] & missing).any()):
             raise ValueError(f"reading {name!r} is nan")
 
     def _drop(self, probe: Probe, error: Exception, site: Site | None = None) -> None:

@@ -14,6 +14,7 @@ from stagelens.cli.listing import Json
 from stagelens.cli.main import app
 from stagelens.cli.state import State
 from stagelens.errors import UsageError
+from stagelens.lazy import importing
 
 if TYPE_CHECKING:
     from stagelens.running import Progress
@@ -64,7 +65,8 @@ def run(
         shared = {"preset": preset, "settings": set_ or [], "device": device, "runs": runs, "name": name}
         _run_seeds(state, task, range(seed, seed + seeds), json, resume=resume, probes=_names(probes), **shared)
         return
-    from stagelens.running import run as run_task
+    with importing():
+        from stagelens.running import run as run_task
 
     with progress_bar(f"{task} seed {seed}") as progress:
         done = run_task(
@@ -92,7 +94,8 @@ def run(
 
 def _run_seeds(state: State, task: str, seeds: range, json: bool, **options: Any) -> None:
     """The seeds as an ensemble: one page and one table for all; `stagelens report RUN` writes the page of one."""
-    from stagelens.ensemble import run_ensemble
+    with importing():
+        from stagelens.ensemble import run_ensemble
 
     with progress_bar(f"{task} seeds {seeds[0]}..{seeds[-1]}") as progress:
         done = run_ensemble(task, seeds=seeds, host=state.host, progress=progress, **options)
