@@ -1,6 +1,6 @@
 """Fig. 2's two power laws from the reduced flow, and the cost of a point in a sweep of it.
 
-Run with `python benchmarks/emergence.py`. It exits with 1 where the two fits take longer than their bar, where their
+Run with `python -m benchmarks.emergence`. It exits with 1 where the two fits take longer than their bar, where their
 exponents are off, or where a run of `emergence/flow` costs more beyond its own integration than its bar.
 """
 
@@ -12,6 +12,7 @@ from itertools import product
 from time import perf_counter
 
 import numpy as np
+from benchmarks.measure import Row, report
 
 import stagelens as sl
 from stagelens.flow import integrate
@@ -61,15 +62,19 @@ def main() -> int:
     left, right = two_fits()
     seconds = perf_counter() - began
     print(f"Fig. 2 left:  {left}")
-    print(f"Fig. 2 right: {right}")
-    print(f"both fits, {left.points + right.points} flows: {seconds:.2f} s (bar {FITS_BAR:g} s)")
+    print(f"Fig. 2 right: {right}\n")
     overhead, integrating = point_overhead()
-    print(
-        f"a point of a sweep: {1e3 * integrating:.0f} ms of integration, {1e3 * overhead:.0f} ms beside it (bar 50 ms)"
-    )
-    right_exponent = right.exponents["scale"].value
-    agree = abs(left.exponents["T/B"].value - 0.99) < 0.03 and abs(right_exponent - 1.02) < 0.05
-    return 0 if seconds <= FITS_BAR and overhead <= OVERHEAD_BAR and agree else 1
+    agreement = {"T/B": (left.exponents["T/B"].value, 0.99), "scale": (right.exponents["scale"].value, 1.02)}
+    rows = [
+        Row(f"Fig. 2's two fits, {left.points + right.points} flows", seconds, at_most=FITS_BAR, unit="s"),
+        Row("exponent of T/B, off the paper's 0.99", abs(np.subtract(*agreement["T/B"])), at_most=0.03, unit=""),
+        Row(
+            "exponent of the scale, off the paper's 1.02", abs(np.subtract(*agreement["scale"])), at_most=0.05, unit=""
+        ),
+        Row("a point of a sweep, beside its integration", 1e3 * overhead, at_most=1e3 * OVERHEAD_BAR, unit="ms"),
+        Row("the integration of a point", 1e3 * integrating, unit="ms"),
+    ]
+    return report(__file__, rows)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """Training steps of `markov/minimal` by lookups against the direct einsum of one-hot inputs, as a ratio.
 
-Run with `python -P benchmarks/markov.py`. Both start from the same weights, see the same batches and take AdamW steps;
+Run with `python -m benchmarks.markov`. Both start from the same weights, see the same batches and take AdamW steps;
 they run in turns, so that whatever else the machine does slows both. The paper's size (batches of 3,000 sequences, 50
 tokens) and the quick preset's are measured. It exits with 1 where lookups are slower or the losses differ by over 1e-5.
 """
@@ -12,6 +12,7 @@ from statistics import median
 from time import perf_counter
 
 import torch
+from benchmarks.measure import Row, report
 from torch import Tensor
 from torch.nn.functional import one_hot
 
@@ -58,13 +59,14 @@ def compare(preset: str) -> tuple[float, float]:
 
 def main() -> int:
     torch.set_num_threads(1)
-    good = True
+    rows = []
     for preset in ROUNDS:
         ratio, apart = compare(preset)
-        good &= ratio >= RATIO_BAR and apart <= AGREEMENT_BAR
-        print(f"{preset}: direct einsum / lookups, per training step: {ratio:.2f} (bar {RATIO_BAR:g})")
-        print(f"{preset}: largest difference of the losses: {apart:.1e} (bar {AGREEMENT_BAR:.0e})")
-    return 0 if good else 1
+        rows += [
+            Row(f"{preset}: direct einsum / lookups, per training step", ratio, at_least=RATIO_BAR),
+            Row(f"{preset}: largest difference of the losses", apart, at_most=AGREEMENT_BAR, unit=""),
+        ]
+    return report(__file__, rows)
 
 
 if __name__ == "__main__":
