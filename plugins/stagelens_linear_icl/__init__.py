@@ -37,58 +37,31 @@ PROBES = (
     ),
 )
 
-CLAIMS = (
-    ClaimRef("L1", "the loss falls in D drops, and rests where Eq. 5 says", "stagelens_linear_icl.claims:Drops"),
-    ClaimRef(
-        "L2",
-        "the value of a head follows the scalar equation through its drop",
-        "stagelens_linear_icl.claims:ScalarEquation",
-    ),
-    ClaimRef(
-        "L3",
-        "after each drop a head's key and query point along the next eigenvector",
-        "stagelens_linear_icl.claims:Alignment",
-    ),
-    ClaimRef(
-        "L4",
-        "each set of eigenvectors is a fixed point, with the loss of Eq. 29",
-        "stagelens_linear_icl.claims:FixedPoints",
-    ),
-    ClaimRef(
-        "L5",
-        "on a plateau the model is principal component regression in context",
-        "stagelens_linear_icl.claims:ComponentRegression",
-    ),
-    ClaimRef(
-        "L6",
-        "with rank R the long plateaus are those at m divisible by R",
-        "stagelens_linear_icl.variation_claims:Ranks",
-    ),
-    ClaimRef("L7", "softmax attention falls in several drops too", "stagelens_linear_icl.variation_claims:Softmax"),
-    ClaimRef(
-        "L8",
-        "larger initial weights make shorter plateaus, and the largest none",
-        "stagelens_linear_icl.variation_claims:Lazy",
-    ),
-    ClaimRef(
-        "L9",
-        "with contexts of varying length the plateaus are those of Eq. 12",
-        "stagelens_linear_icl.variation_claims:VaryingLength",
-    ),
-    ClaimRef(
-        "L10",
-        "repeated eigenvalues: plateaus of any length, at the same levels",
-        "stagelens_linear_icl.variation_claims:RepeatedEigenvalues",
-    ),
-    ClaimRef(
-        "L11", "training conserves k.k - q.q and k.k - v^2 in each head", "stagelens_linear_icl.claims:Conservation"
-    ),
-    ClaimRef("L12", "the first plateau lasts tau / (lambda_1^2 v(0))", "stagelens_linear_icl.claims:Durations"),
-    ClaimRef(
-        "L13",
-        "the blocks that start at zero stay near it, the more sequences the nearer",
-        "stagelens_linear_icl.variation_claims:ZeroBlocks",
-    ),
+CLAIMS = tuple(
+    ClaimRef(id, title, f"stagelens_linear_icl.{where}")
+    for id, where, title in (
+        ("L1", "claims:Drops", "the loss falls in D drops, and rests where Eq. 5 says"),
+        ("L2", "claims:ScalarEquation", "the value of a head follows the scalar equation through its drop"),
+        ("L3", "claims:Alignment", "after each drop a head's key and query point along the next eigenvector"),
+        ("L4", "claims:FixedPoints", "each set of eigenvectors is a fixed point, with the loss of Eq. 29"),
+        ("L5", "claims:ComponentRegression", "on a plateau the model is principal component regression in context"),
+        ("L6", "variation_claims:Ranks", "with rank R the long plateaus are those at m divisible by R"),
+        ("L7", "variation_claims:Softmax", "softmax attention falls in several drops too"),
+        ("L8", "variation_claims:Lazy", "larger initial weights make shorter plateaus, and the largest none"),
+        ("L9", "variation_claims:VaryingLength", "with contexts of varying length the plateaus are those of Eq. 12"),
+        (
+            "L10",
+            "variation_claims:RepeatedEigenvalues",
+            "repeated eigenvalues: plateaus of any length, at the same levels",
+        ),
+        ("L11", "claims:Conservation", "training conserves k.k - q.q and k.k - v^2 in each head"),
+        ("L12", "claims:Durations", "the first plateau lasts tau / (lambda_1^2 v(0))"),
+        (
+            "L13",
+            "variation_claims:ZeroBlocks",
+            "the blocks that start at zero stay near it, the more sequences the nearer",
+        ),
+    )
 )
 
 

@@ -28,41 +28,29 @@ TASKS = (
 )
 
 CLAIMS = tuple(
-    ClaimRef(id, title, f"stagelens_markov.{module}:{name}")
-    for id, module, name, title in (
-        ("M1", "claims", "FollowImportance", "stages follow importance"),
-        ("M2", "claims", "RestrictedContexts", "stages follow models that see one interval, then two, then all"),
-        ("M3", "claims", "CompeteThenCooperate", "heads compete for the most important pattern, then cooperate"),
+    ClaimRef(id, title, f"stagelens_markov.{where}")
+    for id, where, title in (
+        ("M1", "claims:FollowImportance", "stages follow importance"),
+        ("M2", "claims:RestrictedContexts", "stages follow models that see one interval, then two, then all"),
+        ("M3", "claims:CompeteThenCooperate", "heads compete for the most important pattern, then cooperate"),
         (
             "M4",
-            "claims",
-            "InitializationScale",
+            "claims:InitializationScale",
             "identical heads learn one pattern; a larger initialization parts them sooner",
         ),
         (
             "M5",
-            "claims",
-            "ImportanceRatio",
+            "claims:ImportanceRatio",
             "without an order of importance the loss falls in two drops, with one in three",
         ),
-        ("M6", "claims", "DatasetSize", "fewer sequences, fewer stages before overfitting"),
-        ("M7", "claims", "FreshData", "fresh data at every step: the same stages"),
-        ("M8", "claims", "ReversedOrder", "importance decides, not distance: the furthest interval can be first"),
-        ("M9", "claims", "WeightDecay", "weight decay makes almost no difference"),
-        (
-            "M10",
-            "theorems",
-            "FeaturesInOrder",
-            "the flow learns features in the order of their norms, far apart in time",
-        ),
-        ("M11", "theorems", "SymmetricEnd", "heads that are all alike end at the most important position"),
-        (
-            "M12",
-            "theorems",
-            "Deviations",
-            "small differences between heads grow at most exponentially, then heads part",
-        ),
-        ("M13", "theorems", "TensorForm", "the gradient flow is that of a tensor factorization"),
+        ("M6", "claims:DatasetSize", "fewer sequences, fewer stages before overfitting"),
+        ("M7", "claims:FreshData", "fresh data at every step: the same stages"),
+        ("M8", "claims:ReversedOrder", "importance decides, not distance: the furthest interval can be first"),
+        ("M9", "claims:WeightDecay", "weight decay makes almost no difference"),
+        ("M10", "theorems:FeaturesInOrder", "the flow learns features in the order of their norms, far apart in time"),
+        ("M11", "theorems:SymmetricEnd", "heads that are all alike end at the most important position"),
+        ("M12", "theorems:Deviations", "small differences between heads grow at most exponentially, then heads part"),
+        ("M13", "theorems:TensorForm", "the gradient flow is that of a tensor factorization"),
     )
 )
 

@@ -42,17 +42,25 @@ PROBES = (
     ),
 )
 CLAIMS = tuple(
-    ClaimRef(id, title, f"stagelens_recall.claims:{name}")
-    for id, name, title in (
-        ("R1", "Stages", "staged plateaus, one head and beta at a time"),
-        ("R2", "OrderOfBetas", "the order of learning is the order of the initial betas"),
-        ("R3", "DirectionalBias", "from I_1, the first head moves along e_1 and 1 only, towards its own token"),
-        ("R4", "SufficientODE", "the first jump follows two equations, with Xi as in the proof and not as in Eq. 4"),
-        ("R5", "Conservation", "f(alpha) - beta^2/4 is conserved, with the proof's sign of the last term"),
-        ("R6", "PlateauLength", "the first plateau lasts O(1/epsilon)"),
-        ("R7", "LateGrowth", "after the jump alpha grows like log log t"),
-        ("R8", "LaterJumps", "later jumps are first jumps of lower order"),
-        ("R9", "OtherModels", "the original model behaves as the simplified one, and cross-entropy as dot-product"),
+    ClaimRef(id, title, f"stagelens_recall.{where}")
+    for id, where, title in (
+        ("R1", "claims:Stages", "staged plateaus, one head and beta at a time"),
+        ("R2", "claims:OrderOfBetas", "the order of learning is the order of the initial betas"),
+        ("R3", "claims:DirectionalBias", "from I_1, the first head moves along e_1 and 1 only, towards its own token"),
+        (
+            "R4",
+            "claims:SufficientODE",
+            "the first jump follows two equations, with Xi as in the proof and not as in Eq. 4",
+        ),
+        ("R5", "claims:Conservation", "f(alpha) - beta^2/4 is conserved, with the proof's sign of the last term"),
+        ("R6", "claims:PlateauLength", "the first plateau lasts O(1/epsilon)"),
+        ("R7", "claims:LateGrowth", "after the jump alpha grows like log log t"),
+        ("R8", "claims:LaterJumps", "later jumps are first jumps of lower order"),
+        (
+            "R9",
+            "claims:OtherModels",
+            "the original model behaves as the simplified one, and cross-entropy as dot-product",
+        ),
     )
 )
 
