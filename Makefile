@@ -12,7 +12,7 @@ demo: $(VENV)/.installed
 test: lint types docs
 	$(BIN)/python -m pytest --numprocesses auto --dist loadfile --no-loadscope-reorder
 
-# Everything that can be done to a run, by the hundred: most of an hour. What came of it is in docs/reliability.md.
+# Everything that can be done to a run, by the hundred: about two hours. What came of it is in docs/reliability.md.
 torture: $(VENV)/.installed-dev
 	$(BIN)/python -m pytest tests/torture; code=$$?; $(BIN)/python tests/torture/page.py; exit $$code
 

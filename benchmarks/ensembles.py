@@ -2,12 +2,15 @@
 
 A whole run is that of the preset `quick`, from its name to its manifest: models, steps, every measurement and
 checkpoint, stages and theory; pictures and pages aside.
+
+`python -m benchmarks.ensembles rich run` measures only the rows whose names hold these words, and keeps nothing.
 """
 
 from __future__ import annotations
 
 import sys
 import tempfile
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -37,8 +40,9 @@ def steps(trainer: Any, many: int = 5) -> Any:
     return advance
 
 
-def step_ratio(kind: Any) -> float:
+def step_ratio(task: str) -> float:
     """The time of a step of six seeds as one, in steps of one seed."""
+    kind: Any = make_host().task(task).load()
     config = make_config(kind.Config, kind.presets, "quick", [])
     if reason := why_not([Training(kind(config, seed)) for seed in range(SEEDS)]):
         raise SystemExit(f"{kind.id} cannot be stacked: {reason}")
@@ -61,19 +65,19 @@ def run_ratio(task: str) -> float:
     return ratio(times, "six", "one")
 
 
-def main() -> int:
+def main(words: list[str]) -> int:
     torch.set_num_threads(1)
-    host = make_host()
-    rows = [
-        Row(f"{task}: a step of six seeds / of one", step_ratio(host.task(task).load()), at_most=most)
+    cases = {f"{task}: a step of six seeds / of one": (partial(step_ratio, task), most) for task, most in MOST.items()}
+    cases |= {
+        f"{task}: a run of six seeds with its probes / of one": (partial(run_ratio, task), most)
         for task, most in MOST.items()
-    ]
-    rows += [
-        Row(f"{task}: a run of six seeds with its probes / of one", run_ratio(task), at_most=most)
-        for task, most in MOST.items()
-    ]
-    return report(__file__, rows)
+    }
+    chosen = {name: case for name, case in cases.items() if all(word in name for word in words)}
+    if not chosen:
+        raise SystemExit(f"no row has {' '.join(words)} in its name: {'; '.join(cases)}")
+    rows = [Row(name, measure(), at_most=most) for name, (measure, most) in chosen.items()]
+    return report(__file__, rows, keep=not words)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(sys.argv[1:]))

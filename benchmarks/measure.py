@@ -80,8 +80,8 @@ def ratio(times: Times, one: str, other: str) -> float:
     return median(a / b for a, b in zip(times[one], times[other], strict=True))
 
 
-def report(script: str | Path, rows: Sequence[Row], note: str = "") -> int:
-    """Prints the rows, keeps them under the script's name, and returns 1 if a bar is missed."""
+def report(script: str | Path, rows: Sequence[Row], note: str = "", keep: bool = True) -> int:
+    """Prints the rows, keeps them under the script's name (unless told not to), and returns 1 if a bar is missed."""
     name, machine = Path(script).stem, this_machine()
     width = max(len(row.what) for row in rows)
     for row in rows:
@@ -90,6 +90,9 @@ def report(script: str | Path, rows: Sequence[Row], note: str = "") -> int:
     print(f"({machine['cores']} cores, {machine['threads']} threads, torch {machine['versions']['torch']})")
     if note:
         print(note)
+    missed = int(any(not row.holds for row in rows))
+    if not keep:
+        return missed
     kept = {
         "name": name,
         "date": datetime.now(UTC).date().isoformat(),
@@ -100,7 +103,7 @@ def report(script: str | Path, rows: Sequence[Row], note: str = "") -> int:
     }
     RESULTS.mkdir(exist_ok=True)
     (RESULTS / f"{name}.json").write_text(json.dumps(kept, indent=2) + "\n", encoding="utf-8")
-    return int(any(not row.holds for row in rows))
+    return missed
 
 
 def this_machine() -> dict[str, object]:

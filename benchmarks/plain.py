@@ -1,6 +1,7 @@
 """A transformer as one writes it by hand in PyTorch to be fast: packed QKV, fused attention, nn.LayerNorm, nn.Linear.
 
 It is the yardstick of `training.py`: the same architecture as a model of `stagelens.models`, with the same weights.
+Where the loss reads the last position alone, so does the last layer, but for its keys and values.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+EVERY, LAST = slice(None), slice(-1, None)  # positions that the loss may read
 ACTIVATIONS = {"relu": F.relu, "gelu": F.gelu, "silu": F.silu, "gelu_new": lambda x: F.gelu(x, approximate="tanh")}
 
 
@@ -22,19 +24,26 @@ class Attention(nn.Module):
         self.out = nn.Linear(heads * d_head, d_model)
         self.slopes = None if slopes is None else nn.Parameter(slopes)  # trained ALiBi slopes, [head]
 
-    def bias(self, length: int) -> Tensor | None:
+    def bias(self, length: int, queries: slice) -> Tensor | None:
         if self.slopes is None:
-            return None
+            return None  # the kernel's own mask, or none for the last query, which sees every key
         place = torch.arange(length)
-        lag = place[:, None] - place
+        lag = (place[:, None] - place)[queries]
         return (-self.slopes[:, None, None] * lag).masked_fill(lag < 0, -torch.inf)
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor, queries: slice) -> Tensor:
         batch, length, _ = x.shape
-        q, k, v = self.qkv(x).view(batch, length, 3, self.heads, -1).permute(2, 0, 3, 1, 4)
-        bias, rate = self.bias(length), self.rate if self.training else 0.0
-        z = F.scaled_dot_product_attention(q, k, v, attn_mask=bias, is_causal=bias is None, dropout_p=rate)
-        return self.out(z.transpose(1, 2).reshape(batch, length, -1))
+        if queries == EVERY:
+            q, k, v = self.qkv(x).view(batch, length, 3, self.heads, -1).permute(2, 0, 3, 1, 4)
+        else:
+            inner = self.out.in_features
+            (W_q, W_kv), (b_q, b_kv) = (part.split((inner, 2 * inner)) for part in (self.qkv.weight, self.qkv.bias))
+            q = F.linear(x[:, queries], W_q, b_q).view(batch, -1, self.heads, inner // self.heads).transpose(1, 2)
+            k, v = F.linear(x, W_kv, b_kv).view(batch, length, 2, self.heads, -1).permute(2, 0, 3, 1, 4)
+        bias, rate = self.bias(length, queries), self.rate if self.training else 0.0
+        causal = queries == EVERY and bias is None
+        z = F.scaled_dot_product_attention(q, k, v, attn_mask=bias, is_causal=causal, dropout_p=rate)
+        return self.out(z.transpose(1, 2).flatten(2))
 
 
 class Block(nn.Module):
@@ -50,8 +59,9 @@ class Block(nn.Module):
             self.up, self.down = nn.Linear(d, cfg.d_mlp), nn.Linear(cfg.d_mlp, d)
             self.activation = ACTIVATIONS[cfg.act_fn]
 
-    def forward(self, x: Tensor) -> Tensor:
-        x = x + self.dropout(self.attention(self.norm1(x)))
+    def forward(self, x: Tensor, queries: slice) -> Tensor:
+        read = self.dropout(self.attention(self.norm1(x), queries))
+        x = (x if queries == EVERY else x[:, queries]) + read
         if self.mlp:
             x = x + self.dropout(self.down(self.activation(self.up(self.norm2(x)))))
         return x
@@ -80,12 +90,17 @@ class Plain(nn.Module):
         self.take_weights(model)
 
     def forward(self, inputs: Tensor) -> Tensor:
+        return self.answers(inputs, EVERY)
+
+    def answers(self, inputs: Tensor, queries: slice) -> Tensor:
+        """The logits at the queries: at every position, or at the last."""
+        assert queries in (EVERY, LAST), queries
         x = self.embed(inputs)
         if self.positions is not None:
             x = x + self.positions[: inputs.shape[1]]
         x = self.dropout(x)
         for block in self.blocks:
-            x = block(x)
+            x = block(x, queries if block is self.blocks[-1] else EVERY)
         return self.unembed(self.norm(x))
 
     @torch.no_grad()

@@ -3,7 +3,9 @@
 Forward, backward and update on a batch that is there already, for the shapes of the tasks at quick size. Ours is
 `Training.advance` with all that it does. The plain model has the same architecture and weights, packed QKV, fused
 attention and native layer norms, and is updated by the task's optimizer, once as torch makes it and once fused like
-ours; the third is TransformerLens' forward pass with the task's optimizer.
+ours; the third is TransformerLens' forward pass with the task's optimizer. The loss is the task's in all of them. Where
+it reads the last position alone, ours and the plain one leave out of the last layer what that does not need, and
+TransformerLens, which cannot, computes all.
 """
 
 from __future__ import annotations

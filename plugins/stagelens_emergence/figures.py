@@ -142,7 +142,7 @@ def landscape_figure(problem: Reduced, time: float) -> Figure:
     alpha = problem.attention(a_axis)
     valley = problem.equilibrium(alpha)[-1] * np.sqrt(problem.d) / problem.norm[-1]
     axis.plot(a_axis, np.where(valley <= w_axis[-1], valley, np.nan), color="white", ls=":", label="w at equilibrium")
-    axis.legend(loc="lower right", labelcolor="white")
+    axis.legend(loc="lower right", labelcolor="white", frameon=False)
     axis.set(xlabel="Δa", ylabel="w", xlim=(a_axis[0], a_axis[-1]), ylim=(w_axis[0], w_axis[-1]))
     axis.set_title(f"Fig. 6: the loss and the flow on it; T = {problem.T}, d = {problem.d}", loc="left")
     return figure

@@ -90,7 +90,7 @@ class Recall(Task):
 
     def loss(self, model: HookedRootModule, batch: Examined | Recalled) -> Tensor:
         """The cross-entropy of the answer, read at the query."""
-        return cross_entropy(model(batch.tokens)[:, -1], batch.answer)
+        return cross_entropy(self.answers(model, batch.tokens)[:, -1], batch.answer)
 
     def metrics(self, output: Tensor, batch: Examined | Recalled) -> dict[str, Tensor]:
         return {"accuracy": (output[:, -1].argmax(-1) == batch.answer).float().mean()}

@@ -90,7 +90,7 @@ class Regression(Task):
 
     def loss(self, model: HookedRootModule, batch: Located) -> Tensor:
         """The mean of |y - y*|^2 / 2 (A.2), with y read at the last place."""
-        error: Tensor = model(batch.x)[:, -1] - batch.y  # [n, d]
+        error: Tensor = self.answers(model, batch.x)[:, -1] - batch.y  # [n, d]
         return error.square().sum(-1).mean() / 2
 
     def optimizer(self, model: HookedRootModule) -> torch.optim.Optimizer:

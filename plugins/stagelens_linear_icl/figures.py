@@ -14,7 +14,9 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from stagelens.figures import COLOURS, DASHES, draw_predictions, draw_series, title_of
+from stagelens.figures import COLOURS, draw_predictions, title_of
+from stagelens.figures.labels import legend_beside, legend_row, name_beside
+from stagelens.figures.style import LEVEL, grid, headline, line_style, make_room
 from stagelens_linear_icl import theory
 from stagelens_linear_icl.descent import Descent, descend, stack
 from stagelens_linear_icl.problem import Problem, crossing
@@ -24,26 +26,30 @@ if TYPE_CHECKING:
     from stagelens_linear_icl.tasks import Separate
 
 SEEDS = tuple(range(6))
-LEVEL: Any = {"color": "0.55", "ls": (0, (4, 2)), "lw": 0.8, "zorder": 0.5}
 SCALES = (0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0)
+VALUE, KEY = "principal_components/value", "principal_components/key"
+LOSS = "loss (squared error)"
+ALONE: Any = {"panel": (5.6, 2.5), "gap": (0.0, 0.0), "margin": (0.7, 0.3, 0.65, 0.5)}  # a single panel
+FIRST = 10  # step from which curves are shown: before it, small weights have hardly moved
+MOST_NUMBERS = 6  # rows and columns of a matrix whose entries are written out
 
 
 def figures_for(run: Run, task: Any) -> Mapping[str, Figure]:
     """The figures of the run's preset; of `quick` and `paper`, those of Fig. 1."""
     if task.id == "linear-icl/sequences":
         return {"fig3": softmax_figure(run)} if task.config.attention == "softmax" else {}
-    by_preset: dict[str, Callable[[], dict[str, Figure]]] = {
-        "fig2": lambda: {"fig2": ranks_figure(task, (1, 2, 4, 8), "Fig. 2")},
-        "fig4": lambda: {"fig4": scales_figure(task)},
-        "fig5": lambda: {"fig5": seeds_figure(run, task, "Fig. 5: next-token loss, levels of Eq. 12")},
-        "fig7": lambda: {"fig7": values_by_rank_figure(task, (2, 3, 4))},
-        "fig8": lambda: {"fig8": ranks_figure(task, (3, 5, 6, 7), "Fig. 8")},
-        "fig9": lambda: {"fig9": ranks_figure(task, (1, 2, 3, 4), "Fig. 9: repeated eigenvalues")},
+    by_preset: dict[str, Callable[[], Figure]] = {
+        "fig2": lambda: ranks_figure(task, (1, 2, 4, 8), "Fig. 2: the plateaus at multiples of R are long"),
+        "fig4": lambda: scales_figure(task),
+        "fig5": lambda: seeds_figure(run, task, "Fig. 5: next-token loss (Eq. 9) drops from level to level too"),
+        "fig7": lambda: values_by_rank_figure(task, (2, 3, 4)),
+        "fig8": lambda: ranks_figure(task, (3, 5, 6, 7), "Fig. 8: as Fig. 2, of further ranks R"),
+        "fig9": lambda: ranks_figure(task, (1, 2, 3, 4), "Fig. 9: repeated eigenvalues, plateaus of unequal length"),
     }
     if run.manifest.preset in by_preset:
-        return by_preset[run.manifest.preset]()
+        return {run.manifest.preset: by_preset[run.manifest.preset]()}
     return {
-        "fig1a": seeds_figure(run, task, "Fig. 1a: drops between the levels of Eq. 5"),
+        "fig1a": seeds_figure(run, task, "Fig. 1a: the loss drops from level to level"),
         "fig1b": values_figure(run),
         "fig1c": keys_figure(task),
     }
@@ -59,38 +65,60 @@ def of_seeds(task: Separate, seeds: Sequence[int] = SEEDS) -> Descent:
     return descend(stack([task.start(seed) for seed in seeds]), task.moments, task.config.lr, task.config.steps)
 
 
-def draw_levels(axis: Axes, problem: Problem) -> None:
-    """Eq. 5, or 12, as dashed lines across."""
-    for level in theory.plateau_losses(problem.lam, problem.inverse_length):
-        axis.axhline(level, **LEVEL)
+def draw_levels(axis: Axes, problem: Problem) -> list[tuple[float, str]]:
+    """Eq. 5, or 12, as dashed lines across; returns the levels with their names."""
+    levels = [float(level) for level in theory.plateau_losses(problem.lam, problem.inverse_length)]
+    for index, level in enumerate(levels):
+        label = None if index else f"theory: Eq. {12 if problem.config.every else 5}"
+        axis.axhline(level, label=label, zorder=0.5, **LEVEL)
+    return [(level, f"L(M_{m})") for m, level in enumerate(levels)]
+
+
+def draw_seeds(axis: Axes, path: Descent) -> None:
+    """The loss of several seeds, as hairlines."""
+    labels = [f"seeds {SEEDS[0]} to {SEEDS[-1]}"] + [None] * (len(SEEDS) - 1)
+    axis.plot(path.steps, path.loss, color="0.2", lw=0.9, label=labels)
 
 
 def seeds_figure(run: Run, task: Separate, title: str) -> Figure:
     """The loss of six seeds and of the run itself, over the levels of theory."""
-    figure = Figure(figsize=(6.4, 3.4))
-    axis = figure.subplots()
-    draw_levels(axis, task)
-    others = of_seeds(task)
-    axis.plot(others.steps, others.loss, color="0.3", lw=0.9, label=[f"seeds {SEEDS[0]} to {SEEDS[-1]}"] + [None] * 5)
-    axis.plot(*run.timeline.scalar("loss"), color=COLOURS[0], lw=2, label="this run")
-    axis.plot([], [], label="theory", **LEVEL)
-    axis.legend(loc="lower left")
-    _log_steps(axis)
-    axis.set_ylabel("loss, squared error")
-    axis.set_title(f"{title}\n{title_of(run)}", loc="left")
+    figure, ((axis,),) = grid((1, 1), **ALONE)
+    levels = draw_levels(axis, task)
+    draw_seeds(axis, of_seeds(task))
+    axis.plot(*run.timeline.scalar("loss"), color=COLOURS[0], lw=2.2, label="this run")
+    _log_steps(axis, task.config.steps)
+    name_beside(axis, levels)
+    axis.set_ylabel(LOSS)
+    make_room(figure, 0.4)
+    legend_row(figure, axis)
+    headline(figure, f"{title}; {title_of(run)}")
     return figure
 
 
 def values_figure(run: Run) -> Figure:
     """The value weight of each head, over the solutions of Eq. 7."""
-    figure = Figure(figsize=(6.4, 3.4))
-    axis = figure.subplots()
-    draw_series(axis, run, "principal_components/value")
-    draw_predictions(axis, run, "principal_components/value")
-    _log_steps(axis)
+    figure, ((axis,),) = grid((1, 1), **ALONE)
+    steps, values = run.timeline.steps, run.timeline.series(VALUE)  # [step, head]
+    for head, curve in enumerate(values.T):
+        label = None if head else "heads"
+        axis.plot(steps, curve, color=COLOURS[head % len(COLOURS)], lw=2.2, label=label)
+    draw_predictions(axis, run, VALUE)
+    _log_steps(axis, float(steps[-1]))
+    name_beside(axis, list(zip(values[-1], _heads_with_eigenvectors(run), strict=True)))
     axis.set_ylabel("value weight v")
-    axis.set_title(f"Fig. 1b: each head follows Eq. 7 (dashed)\n{title_of(run)}", loc="left")
+    make_room(figure, 0.6)
+    legend_row(figure, axis)
+    headline(figure, f"Fig. 1b: the value of one head after the other grows; {title_of(run)}")
     return figure
+
+
+def _heads_with_eigenvectors(run: Run) -> list[str]:
+    """Each head's name, with the eigenvector that its key is nearest to in the end where that was measured."""
+    names = [f"head {head}" for head in range(run.timeline.series(VALUE).shape[1])]
+    if KEY not in run.timeline:
+        return names
+    nearest = np.abs(run.timeline.series(KEY)[-1]).argmax(-1)  # [head]
+    return [f"{name}, e{d + 1}" for name, d in zip(names, nearest.tolist(), strict=True)]
 
 
 def keys_figure(task: Separate) -> Figure:
@@ -101,98 +129,108 @@ def keys_figure(task: Separate) -> Figure:
     ends = [0.0, *(drop for drop in drops if drop is not None), float(path.steps[-1])]
     middles = [np.sqrt(max(a, 1.0) * b) for a, b in pairwise(ends)]
     shown = [path.weights.k[int(np.abs(path.steps - step).argmin()), :, 0] for step in middles]  # [H, D] each
-    panels = [*zip([f"{m} learned\nstep {s:.0f}" for m, s in enumerate(middles)], shown, strict=True)]
-    panels.append(("eigenvectors\ne1, e2, ...", task.covariance.eigenvectors))
-    figure = Figure(figsize=(1.45 * len(panels) + 1.0, 2.4))
-    axes: Any = figure.subplots(1, len(panels), squeeze=False)[0]
-    for axis, (name, rows) in zip(axes, panels, strict=True):
+    panels = [*zip([f"M_{m}, step {s:.0f}" for m, s in enumerate(middles)], shown, strict=True)]
+    panels.append(("eigenvectors", task.covariance.eigenvectors))
+    figure, axes = grid((1, len(panels)), panel=(1.35, 1.35), gap=(0.3, 0.0), margin=(0.65, 1.05, 0.8, 0.35))
+    for axis, (name, rows) in zip(axes[0], panels, strict=True):
         size = max(float(np.abs(rows).max()), 1e-12)
-        picture = axis.imshow(rows / size, cmap="RdBu_r", vmin=-1, vmax=1)
-        axis.set_title(f"{name}\nlargest {size:.2g}", fontsize=7)
+        picture = axis.imshow(rows / size, cmap="PuOr", vmin=-1, vmax=1, aspect="auto")
+        _write_numbers(axis, rows / size)
+        axis.set_title(f"{name}\nlargest {size:.2g}", fontsize=8)
         axis.set_xticks([])
-        axis.set_yticks(range(len(rows)), [str(row) for row in range(len(rows))] if axis is axes[0] else [])
-    axes[0].set_ylabel("head")
-    figure.colorbar(picture, ax=list(axes), label="of the largest", shrink=0.8)
-    figure.suptitle(f"Fig. 1c: keys align with eigenvectors; {task.id}, seed {task.seed}", x=0.01, ha="left")
+        last = axis is axes[0, -1]
+        names = [f"e{row + 1}" for row in range(len(rows))] if last else [f"head {row}" for row in range(len(rows))]
+        axis.set_yticks(range(len(rows)), names if last or axis is axes[0, 0] else [], fontsize=7)
+        axis.tick_params(length=0, pad=2)
+        axis.set_xlabel("weight of x", fontsize=7)
+    place, width = axes[0, -1].get_position(), figure.get_figwidth()
+    beside = figure.add_axes((place.x1 + 0.15 / width, place.y0, 0.12 / width, place.height))
+    figure.colorbar(picture, cax=beside, label="of the largest\n(written: tenths)")
+    headline(figure, f"Fig. 1c: at each plateau one more key lies along ± an eigenvector; {task.id}, seed {task.seed}")
     return figure
+
+
+def _write_numbers(axis: Axes, values: Any) -> None:
+    """The entries of a small matrix, in tenths, so that their signs do not hang on colour alone."""
+    if max(values.shape) > MOST_NUMBERS:
+        return
+    for (row, column), value in np.ndenumerate(values):
+        colour = "white" if abs(value) > 0.7 else "0.2"
+        axis.text(column, row, f"{10 * value:.0f}".replace("-0", "0"), color=colour, ha="center", va="center", size=6)
 
 
 def ranks_figure(task: Separate, ranks: Sequence[int], title: str) -> Figure:
     """The loss of six seeds for each rank, over the levels of Eq. 5."""
-    figure = Figure(figsize=(2.4 * len(ranks) + 0.8, 2.9))
-    axes: Any = figure.subplots(1, len(ranks), sharey=True, squeeze=False)[0]
-    for axis, rank in zip(axes, ranks, strict=True):
+    panel, margin = (2.15, 2.2), (0.65, 0.65, 0.9, 0.5)
+    figure, axes = grid((1, len(ranks)), panel=panel, gap=(0.2, 0.0), margin=margin, sharey=True)
+    for axis, rank in zip(axes[0], ranks, strict=True):
         here = with_settings(task, R=rank)
-        draw_levels(axis, here)
-        path = of_seeds(here)
-        axis.plot(path.steps, path.loss, color="black", lw=0.9)
-        axis.set_title(f"rank R = {rank}")
-        _log_steps(axis)
-    axes[0].set_ylabel("loss, squared error")
-    figure.suptitle(f"{title}; D = {task.config.D}, N = {task.config.N}, H = {task.config.H}", x=0.01, ha="left")
+        levels = draw_levels(axis, here)
+        draw_seeds(axis, of_seeds(here))
+        axis.set_title(f"R = {rank}")
+        _log_steps(axis, task.config.steps)
+    name_beside(axes[0, -1], levels)
+    axes[0, 0].set_ylabel(LOSS)
+    legend_row(figure, axes[0, 0])
+    headline(figure, f"{title}; D = {task.config.D}, N = {task.config.N}, H = {task.config.H}")
     return figure
 
 
 def scales_figure(task: Separate) -> Figure:
     """The loss from initial weights of several sizes, all in the same direction."""
-    figure = Figure(figsize=(6.4, 3.4))
-    axis = figure.subplots()
-    draw_levels(axis, task)
-    colours = matplotlib.colormaps["viridis"](np.linspace(0, 0.9, len(SCALES)))
-    path = descend(
-        stack([with_settings(task, w_init=scale).start() for scale in SCALES]),
-        task.moments,
-        task.config.lr / 4,  # large weights are stiff
-        4 * task.config.steps,
-    )
-    for index, scale in enumerate(SCALES):
-        look = {"color": colours[index], "ls": DASHES[index % len(DASHES)]}
-        axis.plot(path.steps, path.loss[:, index], label=f"w_init = {scale:g}", **look)
-    _log_steps(axis)
-    axis.set_ylim(0, 1.5 * float(task.lam.sum()))
-    axis.set_ylabel("loss, squared error")
-    axis.legend(fontsize=7)
-    axis.set_title(f"Fig. 4: larger initial weights, shorter plateaus; seed {task.seed}", loc="left")
+    figure, ((axis,),) = grid((1, 1), **ALONE | {"margin": (0.7, 0.15, 0.45, 0.5)})
+    levels = draw_levels(axis, task)
+    rate, steps = task.config.lr / 4, 4 * task.config.steps  # large weights are stiff
+    starts = stack([with_settings(task, w_init=scale).start() for scale in SCALES])
+    path = descend(starts, task.moments, rate, steps)
+    colours = matplotlib.colormaps["viridis"](np.linspace(0, 0.9, len(SCALES)))  # the larger the lighter
+    for colour, scale, curve in zip(colours, SCALES, path.loss.T, strict=True):
+        axis.plot(path.steps, curve, label=f"w_init = {scale:g}", color=colour)
+    _log_steps(axis, steps, first=1)
+    axis.set(ylim=(0, 1.15 * float(task.lam.sum())), ylabel=LOSS, xlabel=f"training step, at a rate of {rate:g}")
+    name_beside(axis, levels)
+    make_room(figure, legend_beside(axis, [name for _, name in levels]))
+    headline(figure, f"Fig. 4: the larger the initial weights, the shorter the plateaus; {task.id}, seed {task.seed}")
     return figure
 
 
 def values_by_rank_figure(task: Separate, ranks: Sequence[int]) -> Figure:
     """Loss and value weights of one seed for each rank: a value grows only with every R-th eigenvector."""
-    figure = Figure(figsize=(2.7 * len(ranks) + 0.8, 4.2))
-    axes: Any = figure.subplots(2, len(ranks), sharex="col", sharey="row", squeeze=False)
+    shape, margin = (2, len(ranks)), (0.7, 0.65, 0.9, 0.5)
+    figure, axes = grid(shape, panel=(2.5, 1.6), gap=(0.2, 0.2), margin=margin, sharex=True, sharey="row")
     for column, rank in zip(axes.T, ranks, strict=True):
         here = with_settings(task, R=rank)
         path = of_seeds(here, [task.seed]).seed(0)
-        draw_levels(column[0], here)
-        column[0].plot(path.steps, path.loss, color="black")
+        levels = draw_levels(column[0], here)
+        column[0].plot(path.steps, path.loss, color="black", label="loss")
         for head in range(task.config.H):
-            look = {"color": COLOURS[head % len(COLOURS)], "ls": DASHES[head % len(DASHES)]}
-            column[1].plot(path.steps, path.weights.v[:, head], label=f"head {head}", **look)
-        column[0].set_title(f"rank R = {rank}")
-        _log_steps(column[1])
-    axes[0, 0].set_ylabel("loss, squared error")
+            column[1].plot(path.steps, path.weights.v[:, head], label=f"head {head}", **line_style(head))
+        column[0].set_title(f"R = {rank}")
+        _log_steps(column[1], task.config.steps)
+    name_beside(axes[0, -1], levels)
+    axes[0, 0].set_ylabel(LOSS)
     axes[1, 0].set_ylabel("value weight v")
-    axes[1, -1].legend(fontsize=7)
-    figure.suptitle(f"Fig. 7: loss and value weights; seed {task.seed}", x=0.01, ha="left")
+    figure.align_ylabels(axes[:, 0])
+    legend_row(figure, *axes[:, 0])
+    headline(figure, f"Fig. 7: of rank R, one head learns R eigenvectors; {task.id}, seed {task.seed}")
     return figure
 
 
 def softmax_figure(run: Run) -> Figure:
     """The loss of softmax attention."""
-    figure = Figure(figsize=(6.4, 3.4))
-    axis = figure.subplots()
+    figure, ((axis,),) = grid((1, 1), **ALONE)
     name = "train_loss" if "train_loss" in run.timeline else "loss"
     axis.plot(*run.timeline.scalar(name), color="black", label="training set")
     if name != "loss":
         axis.plot(*run.timeline.scalar("loss"), color=COLOURS[0], ls="--", label="fresh sequences")
-    axis.legend()
-    _log_steps(axis)
-    axis.set_ylabel("loss, squared error")
-    axis.set_title(f"Fig. 3: softmax attention falls in several drops too\n{title_of(run)}", loc="left")
+    _log_steps(axis, float(run.timeline.steps[-1]))
+    axis.set_ylabel(LOSS)
+    legend_row(figure, axis)
+    headline(figure, f"Fig. 3: softmax attention falls in several drops too; {title_of(run)}")
     return figure
 
 
-def _log_steps(axis: Axes) -> None:
-    axis.set_xscale("symlog", linthresh=10)
-    axis.set_xlim(left=0)
+def _log_steps(axis: Axes, last: float, first: float = FIRST) -> None:
+    axis.set_xscale("log")
+    axis.set_xlim(min(first, last / 2), 1.03 * last)
     axis.set_xlabel("training step")

@@ -5,93 +5,65 @@ What a figure needs is trained or, where `stagelens verify` or another figure ha
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from stagelens.figures.attention import attention_maps, chosen_steps, composite
-from stagelens.figures.drawing import title_of
-from stagelens.figures.style import line_style, save, styled
+from stagelens.errors import UsageError, unknown
+from stagelens.figures.drawing import predictions_of, theory_label, title_of
+from stagelens.figures.labels import legend_beside, legend_row, name_beside
+from stagelens.figures.style import LEVEL, TIME, grid, headline, line_style, make_room, save, styled
+from stagelens_markov.command import Parser, answer, lab_of
+from stagelens_markov.panels import KL, AttentionRow, draw_divergence, draw_excess, references_of
 from stagelens_markov.spare_figures import spare_heads
 
 if TYPE_CHECKING:
     from stagelens.lab import Lab
     from stagelens.runs import Run
 
-KL = "kl_to_references/kl"
-MOMENTS = 5  # at which attention is shown
 SCALES = (1.0, 0.1, 0.01, 0.0)  # u of Fig. 4
 RATIOS = (1.0, 1.3, 1.5, 1.7)  # m of Fig. 4
-
-
-def draw_excess(axis: Axes, runs: Mapping[str, Run]) -> None:
-    for index, (label, run) in enumerate(runs.items()):
-        steps, excess = run.timeline.scalar("excess")
-        axis.plot(steps[1:], excess[1:], label=label, **line_style(index))
-    axis.set(xscale="log", xlabel="training step", ylabel="excess loss (nats)", ylim=(0, None))
-    if len(runs) > 1:
-        axis.legend()
-
-
-def draw_divergence(axis: Axes, run: Run) -> None:
-    """KL from each reference to the model, with a mark at its least."""
-    names, steps = run.timeline.column(KL).coordinate("reference"), run.timeline.steps
-    for index, (name, values) in enumerate(zip(names, run.timeline.series(KL).T, strict=True)):
-        look = line_style(index)
-        axis.plot(steps[1:], values[1:], label=name, **look)
-        least = max(int(values.argmin()), 1)
-        axis.plot(steps[least], values[least], marker="o", ms=4, color=look["color"])
-    axis.set(xscale="log", xlabel="training step", ylabel="KL to the model (nats)", ylim=(0, None))
-    axis.legend()
-
-
-def draw_attention(axes: Any, run: Run) -> None:
-    """Mean attention at a few moments, of the queries that predict, heads added up in their colours."""
-    task: Any = run.experiment
-    steps, predicting = list(chosen_steps(run, MOMENTS)), task.queries()
-    for axis, step in zip(axes, steps, strict=False):
-        maps = attention_maps(run, step)[0][:, predicting]  # [head, query, key]
-        axis.imshow(composite(maps), interpolation="nearest")
-        axis.set_title(f"step {step}", fontsize=8)
-    for axis in axes:
-        axis.set(xticks=[], yticks=[])
-        axis.set_visible(bool(axis.images))
+PAIR: Any = {"panel": (3.0, 2.2), "gap": (0.75, 0.0)}  # two panels side by side
+BELOW = 0.38  # inches below a row of maps, for its legend
 
 
 def attention_figure(run: Run, title: str) -> Figure:
-    figure = Figure(figsize=(8.0, 2.1))
-    draw_attention(figure.subplots(1, MOMENTS), run)
-    figure.suptitle(f"{title}: attention (query down, key across), heads in colours", x=0.01, ha="left")
+    row = AttentionRow(run)
+    width, height = row.size
+    figure = Figure(figsize=(width + 0.5, height + 0.65 + BELOW))
+    figure.set_layout_engine("none")
+    row.draw(figure, 0.35, BELOW)
+    headline(figure, f"{title}; {title_of(run)}")
     return figure
 
 
 def curves_figure(run: Run, title: str) -> Figure:
     """Excess validation loss and KL from the references."""
-    figure = Figure(figsize=(8.0, 2.9))
-    left, right = figure.subplots(1, 2)
-    draw_excess(left, {"": run})
-    draw_divergence(right, run)
-    figure.suptitle(title, x=0.01, ha="left")
+    figure, axes = grid((1, 2), margin=(0.65, 0.15, 0.45, 0.5), **PAIR)
+    _draw_curves(figure, axes[0], run)
+    headline(figure, f"{title}; {title_of(run)}")
     return figure
+
+
+def _draw_curves(figure: Figure, axes: Any, run: Run) -> None:
+    draw_excess(axes[0], {"": run})
+    draw_divergence(axes[1], run)
+    make_room(figure, legend_beside(axes[1], title=references_of(run), alignment="left", title_fontsize=8))
 
 
 def stages_figure(run: Run) -> Figure | None:
     """Fig. 1 of any trained run: KL from the references, and attention at the stages' ends."""
     if KL not in run.timeline or not run.checkpoints or len(run.timeline.steps) < 3:
         return None
-    figure = Figure(figsize=(8.0, 4.6))
-    rows: Any = figure.subfigures(2, 1, height_ratios=(1.5, 1))
-    top, bottom = rows
-    left, right = top.subplots(1, 2)
-    draw_excess(left, {"": run})
-    draw_divergence(right, run)
-    draw_attention(bottom.subplots(1, MOMENTS), run)
-    figure.suptitle(f"{title_of(run)}: stages (Fig. 1)", x=0.01, ha="left")
+    row = AttentionRow(run)
+    foot = row.size[1] + BELOW
+    figure, axes = grid((1, 2), margin=(0.65, 0.15, 0.45, 0.9 + foot), **PAIR)
+    _draw_curves(figure, axes[0], run)
+    row.draw(figure, 0.65, BELOW)
+    headline(figure, f"Fig. 1: heads compete for I(1), then cooperate; {title_of(run)}")
     return figure
 
 
@@ -99,30 +71,46 @@ def flow_figure(run: Run) -> Figure:
     """Fig. 10: attention and values of each head, and the loss by (feature, position)."""
     timeline = run.timeline
     times, attention, value = timeline.steps[1:], timeline.series("attention")[1:], timeline.series("value")[1:]
-    parts, h = timeline.series("loss_parts")[1:], value.shape[2]
-    heads = value.shape[1]
-    figure = Figure(figsize=(max(8.0, 2.2 * heads), 6.4))
-    rows: Any = figure.subfigures(2, 1, height_ratios=(1.9, 1))
-    above, below = rows
-    axes = above.subplots(2, heads, sharex=True, sharey="row", squeeze=False)
+    heads, h = value.shape[1:]
+    foot = 2.4  # inches, for the loss
+    panel, margin = (max(2.2, 7.3 / heads - 0.35), 1.45), (0.7, 0.75, 0.85, 0.5 + foot)
+    figure, axes = grid((2, heads), panel, (0.35, 0.2), margin, sharex=True, sharey="row")
     for head in range(heads):
         for j in range(h):
-            axes[0, head].plot(times, attention[:, head, j], label=f"position {j + 1}", **line_style(j))
-            axes[1, head].plot(times, value[:, head, j], label=f"feature {j + 1}", **line_style(j))
+            axes[0, head].plot(
+                times, attention[:, head, j], label=f"position {j + 1}, feature {j + 1}", **line_style(j)
+            )
+            axes[1, head].plot(times, value[:, head, j], **line_style(j))
         axes[0, head].set_title(f"head {head + 1}")
-    axes[0, 0].set(xscale="log", ylabel="attention s_k")
-    axes[1, 0].set(ylabel="value V_k")
-    axes[0, 0].legend(loc="center right")
-    axes[1, 0].legend(loc="upper left")
-    loss = below.subplots(1, 1)
-    loss.plot(times, timeline.series("loss")[1:], color="0.6", lw=3, label="loss")
-    for j in range(h):
-        loss.plot(times, parts[:, j, j], label=f"(feature {j + 1}, position {j + 1})", **line_style(j))
-    loss.plot(times, parts.sum((1, 2)) - parts[:, range(h), range(h)].sum(1), label="all others", color="black", ls=":")
-    loss.set(xscale="log", xlabel="time", ylabel="loss")
-    loss.legend(ncols=2)
-    figure.suptitle(f"{title_of(run)}: the gradient flow (Fig. 10)", x=0.01, ha="left")
+        axes[1, head].set(xlabel="time t of Eq. 5")
+    axes[0, 0].set(xscale="log", ylabel="attention s_k", xlim=(times[0], times[-1]))
+    axes[1, 0].set_ylabel("value V_k")
+    legend_row(figure, axes[0, 0])
+    first, last = axes[1, 0].get_position(), axes[1, -1].get_position()
+    height = figure.get_figheight()
+    loss = figure.add_axes((first.x0, 0.5 / height, last.x1 - first.x0, (foot - 0.65) / height))
+    _draw_parts(loss, run)
+    figure.align_ylabels([*axes[:, 0], loss])
+    headline(figure, f"Fig. 10: in the gradient flow heads compete for position 1, then part; {title_of(run)}")
     return figure
+
+
+def _draw_parts(axis: Any, run: Run) -> None:
+    """The loss, what each (feature, position) adds to it, and the levels of theory."""
+    timeline = run.timeline
+    times, parts = timeline.steps[1:], timeline.series("loss_parts")[1:]  # [time], [time, feature, position]
+    own = np.einsum("tjj->tj", parts[:, :, : parts.shape[1]])  # [time, feature], at its own position
+    axis.plot(times, timeline.series("loss")[1:], color="0.7", lw=3.5, label="loss")
+    for j, part in enumerate(own.T):
+        axis.plot(times, part, label=f"its part of (feature {j + 1}, position {j + 1})", **line_style(j))
+    axis.plot(times, parts.sum((1, 2)) - own.sum(1), label="all other parts", color="black", ls=":")
+    levels = [prediction for prediction in predictions_of(run) if prediction.kind == "level"]
+    for level in levels:
+        label = theory_label(levels).replace("\n", " ") if level is levels[0] else None
+        axis.axhline(level.expected, label=label, zorder=0.5, **LEVEL)
+    axis.set(xscale="log", xlabel="time t of Eq. 5", ylabel="loss", xlim=(times[0], times[-1]))
+    name_beside(axis, [(float(level.expected), level.name) for level in levels if not callable(level.expected)])
+    axis.legend(loc="upper right", bbox_to_anchor=(1.0, 0.98))
 
 
 def minimal(lab: Lab, **changes: Any) -> Run:
@@ -149,11 +137,13 @@ def fig1(lab: Lab) -> Figure | None:
 
 
 def fig3(lab: Lab) -> Figure:
-    figure = Figure(figsize=(8.0, 2.9))
-    left, right = figure.subplots(1, 2)
-    draw_divergence(left, full(lab))
-    draw_divergence(right, full(lab, compare="contexts"))
-    figure.suptitle("Fig. 3: KL from Eq. 3's predictors, and from models of restricted context", x=0.01, ha="left")
+    figure, ((left, right),) = grid((1, 2), (3.0, 2.2), (2.2, 0.0), margin=(0.65, 0.15, 0.45, 0.5))
+    room = 0.0
+    for axis, run in ((left, full(lab)), (right, full(lab, compare="contexts"))):
+        draw_divergence(axis, run)
+        room = legend_beside(axis, title=references_of(run), alignment="left", title_fontsize=8)
+    make_room(figure, room)
+    headline(figure, "Fig. 3: the model comes near those that know I(1), then I(1) and I(2), then all; markov/full")
     return figure
 
 
@@ -161,13 +151,16 @@ def fig4(lab: Lab) -> Figure:
     from stagelens_markov.claims import ImportanceRatio
 
     longer = ImportanceRatio.longer[lab.budget]
-    figure = Figure(figsize=(8.0, 3.0))
-    left, right = figure.subplots(1, 2, sharey=True)
+    figure, ((left, right),) = grid((1, 2), (3.3, 2.3), (0.3, 0.0), margin=(0.65, 0.15, 0.7, 0.5), sharey=True)
     draw_excess(left, {f"u = {u:g}": minimal(lab, init_scale=u) for u in SCALES})
     draw_excess(right, {f"m = {m:g}": minimal(lab, m=m, **longer.get(m, {})) for m in RATIOS})
     left.autoscale(axis="y")  # over both panels; the first has set the limit for itself
     left.set_ylim(bottom=0)
-    figure.suptitle("Fig. 4: initialization scale u, and ratio of importance m", x=0.01, ha="left")
+    right.set_ylabel("")
+    for axis, title in ((left, "initialization scale u"), (right, "ratio of importance m")):
+        axis.legend()
+        axis.set_title(title)
+    headline(figure, "Fig. 4: heads that start alike (u = 0) learn one pattern; a larger m parts the stages")
     return figure
 
 
@@ -175,8 +168,7 @@ def fig5(lab: Lab) -> Figure:
     from stagelens_markov.claims import DatasetSize
 
     runs = {n: minimal(lab, train_size=n, **changes) for n, changes in DatasetSize.sizes[lab.budget].items()}
-    figure = Figure(figsize=(10.0, 2.9))
-    best, *curves = figure.subplots(1, 1 + len(runs))
+    figure, ((best, *curves),) = grid((1, 1 + len(runs)), (2.0, 2.1), (0.65, 0.0), margin=(0.65, 0.15, 0.95, 0.5))
     losses = [float(run.timeline.scalar("excess")[1].min()) for run in runs.values()]
     best.plot(list(runs), losses, marker="o", **line_style(0))
     best.set(xscale="log", xlabel="training sequences", ylabel="best excess loss (nats)", ylim=(0, None))
@@ -185,43 +177,53 @@ def fig5(lab: Lab) -> Figure:
     for axis, (n, run) in zip(curves, runs.items(), strict=True):
         draw_divergence(axis, run)
         steps, loss = run.timeline.scalar("loss")
-        axis.axvline(steps[int(np.argmin(loss))], color="0.4", ls="--", lw=1)
+        axis.axvline(steps[int(np.argmin(loss))], label="best validation loss", **TIME)
         axis.set_title(f"{n} sequences")
-    figure.suptitle("Fig. 5: dataset size; dashed: best validation loss", x=0.01, ha="left")
+    top = max(axis.get_ylim()[1] for axis in curves)
+    for axis in curves:
+        axis.set_ylim(0, top)
+    legend_row(figure, curves[0])
+    headline(figure, "Fig. 5: the fewer sequences, the fewer of Eq. 3's predictors are reached; dots: nearest")
     return figure
 
 
 FIGURES: Mapping[str, Callable[[Any], Figure | None]] = {
     "fig1": fig1,
-    "fig2": lambda lab: attention_figure(full(lab), "Fig. 2, markov/full"),
+    "fig2": lambda lab: attention_figure(full(lab), "Fig. 2: attention of the full model"),
     "fig3": fig3,
     "fig4": fig4,
     "fig5": fig5,
-    "fig6": lambda lab: attention_figure(minimal(lab, train_size=0), "Fig. 6, fresh data"),
-    "fig7": lambda lab: curves_figure(minimal(lab, train_size=0), "Fig. 7: fresh data at every step"),
-    "fig8": lambda lab: attention_figure(reversed_order(lab), "Fig. 8, reversed order"),
+    "fig6": lambda lab: attention_figure(minimal(lab, train_size=0), "Fig. 6: attention, fresh data at every step"),
+    "fig7": lambda lab: curves_figure(minimal(lab, train_size=0), "Fig. 7: the same stages with fresh data"),
+    "fig8": lambda lab: attention_figure(reversed_order(lab), "Fig. 8: attention where the furthest lag matters most"),
     "fig9": lambda lab: curves_figure(reversed_order(lab), "Fig. 9: reversed order, unequal intervals"),
     "fig10": lambda lab: flow_figure(lab.run("markov/flow")),
     "spare-heads": spare_heads,
 }
 
 
-def main() -> None:
-    from stagelens.host import make_host
-    from stagelens.lab import Lab, cache_folder
-
-    parser = argparse.ArgumentParser(prog="python -m stagelens_markov.figures", description=__doc__)
-    parser.add_argument("name", choices=list(FIGURES), help="the paper's figure")
+def draw(words: list[str]) -> None:
+    """Writes the figure that `words` name."""
+    parser = Parser("python -m stagelens_markov.figures", __doc__)
+    parser.add_argument("name", help=f"the paper's figure: {', '.join(FIGURES)}")
     parser.add_argument("-o", "--output", type=Path, help="a png or svg file; default: NAME.png")
-    parser.add_argument("--budget", choices=("quick", "paper"), default="quick")
-    parser.add_argument("--cache", help="folder of kept runs")
-    given = parser.parse_args()
-    lab = Lab(make_host(), cache_folder(given.cache), given.budget)
+    given = parser.parse_args(words)
+    if given.name not in FIGURES:
+        raise unknown("figure", given.name, FIGURES)
+    output = given.output or Path(f"{given.name}.png")
+    if output.suffix.lower() not in (".png", ".svg"):
+        raise UsageError(f"cannot write {str(output)!r}: expected a name that ends in .png or .svg")
+    if not output.absolute().parent.is_dir():
+        raise UsageError(f"cannot write {str(output)!r}: there is no folder {str(output.parent)!r}; make it first")
     with styled():
-        figure = FIGURES[given.name](lab)
+        figure = FIGURES[given.name](lab_of(given))
     if figure is None:
-        parser.error(f"{given.name} has nothing to show")
-    save(figure, given.output or Path(f"{given.name}.png"))
+        raise UsageError(f"{given.name} has nothing to show")
+    save(figure, output)
+
+
+def main() -> None:
+    answer(draw)
 
 
 if __name__ == "__main__":

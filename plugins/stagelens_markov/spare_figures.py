@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import argparse
 import sys
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
@@ -14,7 +13,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 from matplotlib.figure import Figure
 
-from stagelens.figures.style import line_style
+from stagelens.figures.drawing import predictions_of, theory_label
+from stagelens.figures.style import LEVEL, line_style
+from stagelens_markov.command import Parser, answer, lab_of
 from stagelens_markov.measures import leaders, patterns, times_learned
 
 if TYPE_CHECKING:
@@ -28,21 +29,26 @@ TRAINED = (3, 4, 5, 6)  # heads, for three intervals
 def spare_heads(lab: Lab) -> Figure:
     """The loss of the flow, and where each head looks in the end."""
     runs = {heads: flow(lab, heads, 0) for heads in IN_THE_FLOW}
-    figure = Figure(figsize=(9.0, 2.9))
-    curves, *maps = figure.subplots(1, 1 + len(runs), width_ratios=(2, *[1] * len(runs)))
+    figure = Figure(figsize=(9.6, 3.0))
+    curves, *maps = figure.subplots(1, 1 + len(runs), width_ratios=(2.2, *[1] * len(runs)))
+    levels = [prediction for prediction in predictions_of(runs[IN_THE_FLOW[0]]) if prediction.kind == "level"]
+    for level in levels:
+        label = theory_label(levels) if level is levels[0] else None
+        curves.axhline(level.expected, label=label, zorder=0.5, **LEVEL)
     for index, (heads, run) in enumerate(runs.items()):
         times, loss = run.timeline.scalar("loss")
         curves.plot(times[1:], loss[1:], label=f"{heads} heads", **line_style(index))
-    curves.set(xscale="log", xlabel="time", ylabel="loss", ylim=(0, None))
+    curves.set(xscale="log", xlabel="time t of Eq. 5", ylabel="loss", ylim=(0, None))
     curves.legend()
     for axis, (heads, run) in zip(maps, runs.items(), strict=True):
         names = run.timeline.column("attention").coordinate("position")
-        axis.imshow(run.timeline.series("attention")[-1], vmin=0, vmax=1, cmap="Greys", aspect="auto")
+        shown = axis.imshow(run.timeline.series("attention")[-1], vmin=0, vmax=1, cmap="Greys", aspect="auto")
         axis.set_xticks(range(len(names)), names, fontsize=7)
         axis.set_yticks(range(heads), [f"head {head}" for head in range(1, heads + 1)], fontsize=7)
         axis.set_xlabel("position")
         axis.set_title(f"{heads} heads")
-    figure.suptitle("markov/flow, seed 0: loss, and attention at the end (white 0, black 1)", x=0.01, ha="left")
+    figure.colorbar(shown, ax=maps, label="attention in the end", shrink=0.8)
+    figure.suptitle("Spare heads stay at position 1, and help the others on; markov/flow, seed 0", x=0.01, ha="left")
     return figure
 
 
@@ -112,16 +118,14 @@ def as_markdown(rows: Iterable[Sequence[str]]) -> str:
     return "\n".join(f"| {' | '.join(row)} |" for row in [head, ["---"] * len(head), *body])
 
 
-def main() -> None:
-    from stagelens.host import make_host
-    from stagelens.lab import Lab, cache_folder
-
-    parser = argparse.ArgumentParser(prog="python -m stagelens_markov.spare_figures", description=__doc__)
-    parser.add_argument("--budget", choices=("quick", "paper"), default="quick")
-    parser.add_argument("--cache", help="folder of kept runs")
-    given = parser.parse_args()
-    lab = Lab(make_host(), cache_folder(given.cache), given.budget)
+def tables(words: list[str]) -> None:
+    """Prints both tables."""
+    lab = lab_of(Parser("python -m stagelens_markov.spare_figures", __doc__).parse_args(words))
     sys.stdout.write(f"{as_markdown(flow_rows(lab))}\n\n{as_markdown(trained_rows(lab))}\n")
+
+
+def main() -> None:
+    answer(tables)
 
 
 if __name__ == "__main__":

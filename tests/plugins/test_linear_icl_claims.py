@@ -99,6 +99,9 @@ def test_figures_say_which_they_are(name, draw):
     title = figure.get_suptitle() or figure.axes[0].get_title("left")
     assert title.startswith(name)
     assert all(axis.lines or axis.images or axis.collections for axis in figure.axes)
+    legends = [*figure.legends, *(axis.get_legend() for axis in figure.axes if axis.get_legend())]
+    said = [text.get_text() for legend in legends for text in legend.get_texts()]
+    assert ("theory: Eq. 5" in said) is (name != "Fig. 1c")  # what is dashed is explained
 
 
 def test_a_run_draws_the_figures_of_its_preset(tmp_path):

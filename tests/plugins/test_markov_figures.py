@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -10,7 +12,7 @@ import torch
 from stagelens.batches import eval_batch
 from stagelens.host import make_host
 from stagelens.lab import Lab
-from stagelens_markov import claims, figures, spare_figures
+from stagelens_markov import claims, figures, panels, spare_figures
 
 TINY = {"d": 4, "T": 3, "steps": 12, "batch_size": 8, "train_size": 16, "eval_size": 8}
 
@@ -39,7 +41,7 @@ def test_each_figure_shows_something(lab, name, monkeypatch):
     figure = figures.FIGURES[name](lab)
     assert figure.get_suptitle()
     panels = [axis for axis in figure.get_axes() if axis.get_visible()]
-    assert panels and all(axis.lines or axis.images for axis in panels)
+    assert panels and all(axis.lines or axis.images or axis.collections for axis in panels)
 
 
 def test_the_divergences_drawn_are_those_measured(lab):
@@ -75,3 +77,37 @@ def test_the_command_writes_a_file(tmp_path, monkeypatch):
     monkeypatch.setattr(sys, "argv", ["figures", "fig9", "-o", str(output), "--cache", str(tmp_path / "cache")])
     figures.main()
     assert output.stat().st_size > 5000
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["fig11"], "unknown figure 'fig11' (did you mean 'fig1'?); known: fig1, fig10, fig2"),
+        ([], "the following arguments are required: name"),
+        (["fig1", "-o", "one.jpg"], "cannot write 'one.jpg': expected a name that ends in .png or .svg"),
+        (["fig1", "-o", "nowhere/one.png"], "there is no folder 'nowhere'"),
+        (["fig1", "--budget", "huge"], "invalid choice: 'huge'"),
+    ],
+)
+def test_a_mistake_is_one_line(words, message, monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["figures", *words])
+    with pytest.raises(SystemExit) as ended:
+        figures.main()
+    said = capsys.readouterr().err
+    assert ended.value.code == 2 and message in said and said.count("\n") == 1
+
+
+def test_the_readme_has_a_command_for_each_figure():
+    text = (Path(figures.__file__).parent / "README.md").read_text(encoding="utf-8")
+    named = re.findall(r"(?:stagelens_markov\.figures|\.\.\.) ([\w-]+)`", text)
+    assert set(named) == {name for name in figures.FIGURES if name.startswith("fig")}
+
+
+def test_heads_are_named_by_where_they_end(lab):
+    run = figures.minimal(lab)
+    row = panels.AttentionRow(run)
+    last = run.timeline.series("head_specialization/mass")[-1, 0].argmax(-1)  # [head]
+    names = [*run.timeline.column("head_specialization/mass").coordinate("group")]
+    assert row.heads == [f"head {head}, ends at {names[group]}" for head, group in enumerate(last)]
+    width, height = row.size
+    assert width == pytest.approx(5 * panels.MAP + 4 * panels.BETWEEN) and height >= panels.FLATTEST

@@ -9,7 +9,7 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from multiprocessing import get_context
@@ -95,6 +95,16 @@ def said(out: Path) -> str:
 
 def is_one_line(text: str) -> bool:
     return text.startswith("error: ") and text.count("\n") == 1 and len(text) > 20
+
+
+@dataclass(frozen=True)
+class Told:
+    """Puts variables into the environment of this process."""
+
+    variables: Mapping[str, str]
+
+    def __call__(self) -> None:
+        os.environ.update(self.variables)
 
 
 @dataclass(frozen=True)

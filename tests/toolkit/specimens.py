@@ -81,7 +81,8 @@ def make_world(folder: Path) -> None:
     (folder / "series").mkdir()
     (folder / "series" / "config.json").write_text(json.dumps(sizes, indent=1), encoding="utf-8")
     for step in (1, 2):
-        save_file(dict(build_transformer(**sizes, seed=step).state_dict()), folder / "series" / f"{step}.safetensors")
+        weights_then = dict(build_transformer(**sizes, seed=step).state_dict())
+        save_file(weights_then, folder / "series" / f"{step}.safetensors", metadata={"format": "pt"})
 
 
 class _Here:

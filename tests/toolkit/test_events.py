@@ -45,6 +45,7 @@ def test_what_was_not_measured_is_passed_over():
 def test_the_half_rise_of_a_logistic_curve_is_its_middle():
     values = 1 / (1 + np.exp(-(STEPS - 37.3) / 4))
     assert half_rise(STEPS, values) == pytest.approx(37.3, abs=0.05)
+    assert half_rise(np.append(STEPS, [101, 102]), np.append(values, [np.inf, np.nan])) == half_rise(STEPS, values)
 
 
 @pytest.mark.parametrize(

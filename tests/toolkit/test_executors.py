@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import socket
@@ -160,6 +161,16 @@ class TestRay:
         assert len(values(sweep(tmp_path / "runs", {"T": [1, 2, 4]}, executor="ray", settings=mortal(1)))) == 3
 
     @pytest.mark.filterwarnings("ignore")
+    def test_what_ray_prints_of_a_death_is_not_in_the_answer(self, cluster, tmp_path, mortal) -> None:
+        address = pytest.importorskip("ray").get_runtime_context().gcs_address
+        settings = [word for key, value in mortal(1).items() for word in ("--set", f"{key}={value}")]
+        words = ["--plugin-dir", str(HERE / "sweep_plugin.py"), "sweep", "power/law", "--grid", "T=1,2", "--json"]
+        where = ["--executor", "ray", "--address", address, "--runs", str(tmp_path / "runs")]
+        done = subprocess.run([*STAGELENS, *words, *where, *settings], capture_output=True, text=True, timeout=120)
+        assert json.loads(done.stdout)["done"] == 2, done.stderr
+        assert "died" not in done.stderr
+
+    @pytest.mark.filterwarnings("ignore")
     def test_a_point_that_kills_every_worker_fails_alone(self, cluster, tmp_path, mortal) -> None:
         swept = sweep(tmp_path / "runs", {"T": [1, 2]}, executor="ray", settings=mortal(2), workers=1)
         assert (len(swept.done), len(swept.failed)) == (1, 1)
@@ -174,6 +185,15 @@ class TestRay:
         monkeypatch.setattr(on_ray.Path, "resolve", lambda path: elsewhere / path.name)
         with pytest.raises(UsageError, match=r"is not shared: .* does not see it; .* --results returned"):
             on_ray._check_shared(pytest.importorskip("ray"), tmp_path)
+
+    def test_a_wrong_token_is_told_at_once(self, cluster, monkeypatch) -> None:
+        from stagelens.executors.on_ray import _reach
+
+        if os.environ.get("RAY_AUTH_MODE") != "token":
+            pytest.skip("this cluster wants no token: ray has not been told to")
+        monkeypatch.setenv("RAY_AUTH_TOKEN", "0" * 64)
+        with pytest.raises(EnvironmentFault, match="wants another token: set RAY_AUTH_MODE=token"):
+            _reach(pytest.importorskip("ray").get_runtime_context().gcs_address, 15.0)
 
     def test_an_address_where_nothing_listens_is_told_at_once(self, tmp_path) -> None:
         with socket.socket() as free:

@@ -16,6 +16,7 @@ from transformer_lens import components as lens
 
 import stagelens as sl
 from stagelens import forward as fast
+from stagelens.host import make_host
 from stagelens.models import FastTransformer, SlowForward, Transformer, build_transformer
 
 TOLERANCE = {torch.float32: 1e-5, torch.float64: 1e-10}
@@ -91,28 +92,30 @@ def assert_near(found: dict[str, Tensor], expected: dict[str, Tensor]) -> None:
 @given(
     architecture=architectures(),
     length=st.integers(1, 7),
+    queries=st.sampled_from([slice(None), slice(-1, None), slice(0, 1), slice(-3, None), slice(None, None, 2)]),
     short=st.sampled_from([0, 128]),
     dtype=st.sampled_from([*TOLERANCE]),
     training=st.booleans(),
 )
 def test_logits_and_gradients_are_transformer_lens_own(
-    architecture: dict[str, object], length: int, short: int, dtype: torch.dtype, training: bool
+    architecture: dict[str, object], length: int, queries: slice, short: int, dtype: torch.dtype, training: bool
 ) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(fast, "SHORT", short)  # by the fused kernel, or by products
-        compare(architecture, length, dtype, training)
+        compare(architecture, length, queries, dtype, training)
 
 
-def compare(architecture: dict[str, object], length: int, dtype: torch.dtype, training: bool) -> None:
+def compare(architecture: dict[str, object], length: int, queries: slice, dtype: torch.dtype, training: bool) -> None:
     if training:
         architecture["dropout"] = 0.0  # its masks differ; see below
     model = randomize(build_transformer(**architecture, dtype=dtype)).train(training)
     inputs = inputs_for(model, length=length)
     assert fast.covers(model, inputs)
-    expected, found = explicit(model, inputs), model(inputs)
+    expected, found = explicit(model, inputs)[:, queries], model.answers(inputs, queries)
     assert found.dtype == dtype
     assert_near({"logits": found}, {"logits": expected})
-    assert torch.equal(found, fast.logits(model, inputs))
+    assert torch.equal(model(inputs), fast.logits(model, inputs))
+    assert torch.equal(found, fast.logits(model, inputs, queries))
     assert_near(gradients(model, found), gradients(model, expected))
 
 
@@ -251,6 +254,8 @@ def test_calls_that_ask_for_more_take_transformer_lens_way(monkeypatch: pytest.M
     assert torch.equal(
         model(tokens, attention_mask=mask), HookedTransformer.forward(model, tokens, attention_mask=mask)
     )
+    assert model(tokens[:0]).shape == (0, 7, 5)
+    assert model.answers(tokens[:0], slice(-1, None)).shape == (0, 1, 5)
     half = small(dtype=torch.bfloat16)
     assert taken(half, tokens, monkeypatch) == "explicit"
 
@@ -266,6 +271,66 @@ def test_the_loss_of_the_next_token(return_type: str) -> None:
         torch.testing.assert_close(one, other, rtol=1e-10, atol=1e-10)
 
 
+# Only some positions are read.
+
+
+def test_positions_that_nobody_reads_cost_nothing_in_the_last_layer() -> None:
+    """In numbers that the last layer's MLP writes: those of the queries alone."""
+    model, rows = small(), []
+    activation = model.blocks[-1].mlp.act_fn
+    model.blocks[-1].mlp.act_fn = lambda x: rows.append(len(x)) or activation(x)
+    tokens = inputs_for(model)  # [3, 7]
+    model(tokens)
+    model.answers(tokens, slice(-2, None))
+    assert rows == [3 * 7, 3 * 2]
+
+
+@pytest.mark.parametrize("place", ["blocks.0.attn.hook_pattern", "itself", "forward", "subclass"])
+def test_whoever_looks_sees_every_position(place: str) -> None:
+    model, seen = small(dtype=torch.float64), []
+    tokens, own = inputs_for(model), model.forward
+    if place == "itself":
+        model.register_forward_hook(lambda module, inputs, output: seen.append(output.shape[1]))
+    elif place == "forward":
+        model.forward = lambda given: seen.append(given.shape[1]) or own(given)
+    elif place == "subclass":
+
+        class Counting(Transformer):
+            def forward(self, given: Tensor) -> Tensor:
+                seen.append(given.shape[1])
+                return super().forward(given)
+
+        model.__class__ = Counting
+    else:
+        model.add_perma_hook(place, lambda pattern, hook: seen.append(pattern.shape[2]))
+    found = model.answers(tokens, slice(-1, None))
+    assert seen == [7]
+    torch.testing.assert_close(found, explicit(small(dtype=torch.float64), tokens)[:, -1:], rtol=1e-10, atol=1e-10)
+
+
+class Bare(torch.nn.Module):
+    """A model that has no `answers`."""
+
+    def __init__(self, model: Transformer) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        return explicit(self.model, inputs)
+
+
+@pytest.mark.parametrize("name", ["emergence/recall", "emergence/regression"])
+def test_a_task_whose_loss_reads_the_end_has_the_same_loss_either_way(name: str) -> None:
+    kind = make_host().task(name).load()
+    task = kind(kind.Config(batch_size=4))
+    model, batch = randomize(task.build_model()), task.batches("cpu")(0)
+    expected, found = task.loss(Bare(model), batch), task.loss(model, batch)
+    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
+    names = [name for name, _ in model.named_parameters()]
+    ways = [torch.autograd.grad(loss, list(model.parameters())) for loss in (found, expected)]
+    assert_near(*(dict(zip(names, way, strict=True)) for way in ways))
+
+
 # Copies, transforms, second derivatives.
 
 
@@ -277,12 +342,22 @@ def test_a_copy_computes_with_its_own_parameters() -> None:
     torch.testing.assert_close(twin(tokens), explicit(twin, tokens), rtol=1e-5, atol=1e-5)
 
 
+class Reader(torch.nn.Module):
+    def __init__(self, model: Transformer, queries: slice) -> None:
+        super().__init__()
+        self.model, self.queries = model, queries
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        return self.model.answers(tokens, self.queries)
+
+
+@pytest.mark.parametrize("queries", [slice(None), slice(-1, None)])
 @pytest.mark.parametrize("positions", ["learned", "alibi"])
-def test_many_models_at_once(positions: str) -> None:
+def test_many_models_at_once(positions: str, queries: slice) -> None:
     """`torch.func.vmap` over stacked parameters gives each model's own gradient, and says nothing."""
-    models = [small(seed=seed, positions=positions, dtype=torch.float64) for seed in range(3)]
+    models = [Reader(small(seed=seed, positions=positions, dtype=torch.float64), queries) for seed in range(3)]
     parameters, buffers = stack_module_state(models)
-    tokens = inputs_for(models[0])
+    tokens = inputs_for(models[0].model)
 
     def loss(parameters: dict[str, Tensor], buffers: dict[str, Tensor]) -> Tensor:
         return functional_call(models[0], (parameters, buffers), (tokens,)).square().mean()

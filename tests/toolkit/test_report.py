@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 import re
-import shutil
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
 import numpy as np
 import pytest
+from browsing import Opened, browser  # noqa: F401
 from recorded import STEPS, staircase, write_run
 from small import Repeats, run
 
@@ -97,7 +97,7 @@ def test_a_wrong_curve_is_scored_by_its_largest_distance(grown):
 def test_theory_is_drawn_over_the_series(grown):
     (axis,) = loss_figure(grown).axes
     lines = {line.get_label(): line for line in axis.lines}
-    drawn = lines["theory: growth"]
+    drawn = lines["theory: growth (Eq. 1)"]
     assert drawn.get_color() == "black" and drawn.get_linestyle() == "--"
     assert drawn.get_ydata() == pytest.approx(logistic(drawn.get_xdata()))
     flat = [line for line in axis.lines if list(line.get_ydata()) == [1.0, 1.0] and list(line.get_xdata()) == [0, 1]]
@@ -213,60 +213,7 @@ def test_a_comparison_chart_offers_all_alignments_its_own_first(tmp_path):
 # in a browser
 
 
-@pytest.fixture(scope="module")
-def browser():
-    """Chromium, started for these tests."""
-    playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
-    chromium = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-    if chromium is None:
-        pytest.skip("there is no Chromium to open the pages with")
-    quiet = ["background-networking", "component-update", "sync", "quic", "gpu", "default-apps", "extensions"]
-    options = ["--no-sandbox", "--no-first-run", *(f"--disable-{name}" for name in quiet)]
-    with playwright.sync_playwright() as started:
-        opened = started.chromium.launch(executable_path=chromium, args=options)
-        yield opened
-        opened.close()
-
-
-class Opened:
-    """A page in the browser, and all that it complained about or asked for."""
-
-    def __init__(self, browser: Any, path: Any) -> None:
-        self.page = browser.new_page()
-        self.complaints: list[str] = []
-        self.requests: list[str] = []
-        self.page.on("console", lambda message: self.complaints.append(message.text))
-        self.page.on("pageerror", lambda error: self.complaints.append(str(error)))
-        self.page.on("dialog", lambda dialog: (self.complaints.append(dialog.message), dialog.dismiss()))
-        self.page.on("request", lambda request: self.requests.append(request.url))
-        self.page.goto(path.resolve().as_uri())
-        self.page.wait_for_selector("#chart .main-svg")
-
-    def choose(self, control: str, label: str) -> None:
-        self.page.select_option(f"#chart-{control}", label=label)
-
-    @property
-    def drawn(self) -> list[dict[str, Any]]:
-        """The traces in the picture: name, x and y."""
-        script = "document.getElementById('chart').data.map((t) => ({name: t.name, x: t.x, y: t.y}))"
-        traces: list[dict[str, Any]] = self.page.evaluate(script)
-        return traces
-
-    @property
-    def paths(self) -> list[str]:
-        """The lines as the browser drew them."""
-        script = "[...document.querySelectorAll('#chart .scatterlayer path.js-line')].map((p) => p.getAttribute('d'))"
-        found: list[str] = self.page.evaluate(script)
-        return found
-
-    def close(self) -> None:
-        """Nothing was complained about, and nothing but the page itself was asked for."""
-        self.page.close()
-        assert self.complaints == []
-        assert len(self.requests) == 1 and self.requests[0].startswith("file:"), self.requests
-
-
-def test_switching_series_and_alignment_changes_the_picture(browser, tmp_path):
+def test_switching_series_and_alignment_changes_the_picture(browser, tmp_path):  # noqa: F811
     curve = staircase(STEPS, (200, 600), (3.0, 2.0, 1.0))
     rise = (np.stack([STEPS, 2.0 * STEPS], axis=1), ("head",))
     made = write_run(tmp_path, "run", {"loss": curve, "s/rise": rise})
@@ -289,7 +236,7 @@ def test_switching_series_and_alignment_changes_the_picture(browser, tmp_path):
     opened.close()
 
 
-def test_hostile_names_are_inert(browser, hostile):
+def test_hostile_names_are_inert(browser, hostile):  # noqa: F811
     opened = Opened(browser, written(hostile))
     opened.choose("series", HOSTILE)
     texts = opened.page.evaluate("[...document.querySelectorAll('#chart text')].map((t) => t.textContent)")
@@ -299,7 +246,7 @@ def test_hostile_names_are_inert(browser, hostile):
     opened.close()
 
 
-def test_a_comparison_can_be_switched_in_the_browser(browser, tmp_path):
+def test_a_comparison_can_be_switched_in_the_browser(browser, tmp_path):  # noqa: F811
     for seed, at in enumerate([(200, 600), (300, 700)]):
         write_run(tmp_path, f"seed{seed}", {"loss": staircase(STEPS, at, (3.0, 2.0, 1.0))}, seed=seed)
     path = sl.compare(["seed0", "seed1"], folder=tmp_path).save(tmp_path / "both.html")

@@ -245,6 +245,8 @@ def test_opening_a_run_imports_no_plugin(foreign, theirs, cli):
     for words in (["show"], ["stages"], ["compare"], ["export"]):
         assert cli(*words, theirs, "--json").code == 0
     assert cli("runs", "--json").code == 0
+    for words in (["report", theirs, "-o", "page.html"], ["tasks"]):
+        assert cli("--no-plugins", *words).code == 0
     assert not foreign.exists()
 
 
@@ -262,13 +264,27 @@ def test_a_model_needs_its_plugin_and_says_so_where_it_is_left_out(foreign, thei
     assert foreign.exists()
 
 
-def test_listing_without_importing_says_what_would_be_loaded_and_from_where(foreign, cli):
+def test_listing_without_importing_says_what_would_be_loaded_and_from_where(foreign, cli, monkeypatch):
     rows = {(row["name"], row["distribution"]): row for row in cli("--no-plugins", "plugins", "--json").json}
     evil, squatter = rows["evil", "evil"], rows["markov", "evil"]
     assert (evil["version"], evil["status"]) == ("6.6", "left out")
     assert evil["file"].endswith(str(Path("evil_package") / "plugin.py"))
     assert squatter["status"] == "left out" and squatter["file"].endswith("evil_squatter.py")
-    assert rows["markov", "stagelens"]["status"] == "loaded"
+    assert evil["error"] == "it is not allowed, and was not imported; --allow evil lets it in"
+    built_in = rows["markov", "stagelens"]
+    assert (built_in["status"], built_in["error"]) == ("loaded", "") and Path(built_in["file"]).is_file()
+    assert [row for row in rows.values() if not (row["version"] and row["file"])] == []
+    monkeypatch.setenv("COLUMNS", "500")  # else long paths are folded
+    assert (
+        f"evil  6.6  left out  {evil['file']}  {evil['error']}".split()
+        == [
+            word
+            for line in cli("--no-plugins", "plugins").out.splitlines()
+            if "plugin.py" in line
+            for word in line.split()
+        ][1:]
+    )
+    assert cli("--no-plugins", "doctor", "--json").code in (0, 1)
     assert not foreign.exists() and "STAGELENS_ALLOW" not in os.environ
 
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import time
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -107,6 +109,35 @@ def test_another_architecture_in_the_middle_is_an_error_that_names_the_file(save
     save_file(build_transformer(**SHAPE | {"d_model": 32}, seed=0).state_dict(), saved / "step_200.safetensors")
     with pytest.raises(UsageError, match=r"step_200\.safetensors is of another architecture"):
         probed(saved, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"n_layers": 10**400}, r"says n_layers = 1000+, but .*step_0\.safetensors has only \d+ tensors"),
+        ({"n_layers": 10**9}, "says n_layers = 1000000000, but"),
+        ({"n_layers": 1}, "there 'blocks.1.attn.W_K' is one too many"),
+        ({"n_layers": 3}, "there 'blocks.2.ln1.w' is missing"),
+        ({"d_vocab": 10**9}, r"there 'embed.W_E' has another shape, \[10, 16\] and not \[1000000000, 16\]"),
+        ({"n_ctx": 10**6}, r"there 'pos_embed.W_pos' has another shape"),
+        ({"n_ctx": 2**62}, "is not the config of a HookedTransformer"),
+        ({"d_mlp": 10**9}, "there 'blocks.0.ln2.w' is missing"),
+        ({"n_heads": "2"}, "is not the config of a HookedTransformer"),
+        ({"n_heads": 3}, "n_heads = 3 does not divide d_model = 16"),
+        ({"act_fn": "relu", "d_head": 8, "num_experts": 10**9}, "says num_experts = 1000000000, but"),
+        ({"act_fn": "relu", "d_head": 8, "d_model": 10**6}, "has another shape"),
+    ],
+)
+def test_a_config_that_does_not_fit_the_weights_is_refused_before_it_is_built(
+    saved: Path, tmp_path: Path, change: dict[str, Any], says: str
+) -> None:
+    (saved / "config.json").write_text(json.dumps(SHAPE | change))
+    started = time.monotonic()
+    with pytest.raises(UsageError, match=says) as caught:
+        probed(saved, tmp_path)
+    assert "\n" not in str(caught.value) and "config.json" in str(caught.value)
+    assert time.monotonic() - started < 5
+    assert not (tmp_path / "runs").exists()
 
 
 def test_two_files_of_one_step_are_an_error(saved: Path) -> None:

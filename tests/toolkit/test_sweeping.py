@@ -16,6 +16,7 @@ from stagelens.errors import UsageError
 from stagelens.estimating import estimate
 from stagelens.executors import Job
 from stagelens.executors.work import perform
+from stagelens.host import make_host
 from stagelens.sweeping import Tally, plan_sweep
 
 
@@ -91,12 +92,44 @@ def test_a_failed_point_is_told_with_its_reason_and_command_and_tried_again(tmp_
     (failure,) = swept.failed
     assert failure["reason"] == "ZeroDivisionError: a defect of the plugin"
     assert failure["point"] == {"broken": "true", "seed": 0}
+    assert swept.table["status"].tolist() == ["finished", "failed"]
     assert failure["command"].startswith("stagelens run power/law --preset quick --set broken=true --seed 0 --runs ")
     assert failure["command"].endswith("--resume")
     assert [tally.done for tally in seen] == [0, 1, 1]
     assert list(seen[-1].failures.values()) == [failure["reason"]]
     sweep(tmp_path, {"broken": ["false", "true"]}, again := Here())
     assert len(again.jobs) == 1
+
+
+def test_the_command_that_repeats_a_point_has_all_that_the_sweep_was_given(tmp_path) -> None:
+    options = {"probes": ["key_value", "plateau_length"], "device": "cpu", "plugin_dirs": ["a folder"]}
+    plan = plan_sweep(Power, {"T": [1]}, runs=tmp_path, host=make_host(), **options)
+    command = plan.command(plan.points[0])
+    assert command.startswith(
+        "stagelens --plugin-dir 'a folder' run power/law --preset quick --set T=1 --probes key_value,plateau_length "
+    )
+    assert "--device cpu --seed 0 --runs" in command
+
+
+def test_a_value_or_seed_that_is_given_twice_is_one_point(tmp_path) -> None:
+    plan = plan_sweep(Power, ["T=1,1.0,2"], seeds=[3, 3], runs=tmp_path)
+    assert [(point.config.T, point.seed) for point in plan.points] == [(1, 3), (2, 3)]
+    assert [job.seeds for job in plan.jobs()] == [(3,), (3,)]
+
+
+def test_a_measure_that_the_runs_do_not_have_is_told_after_the_first_of_them(tmp_path) -> None:
+    executor = Here()
+    with pytest.raises(UsageError, match="unknown event 'never'"):
+        sweep(tmp_path, {"T": [1, 2, 4]}, executor, measures=["loss:final", "event:never"])
+    assert len(executor.jobs) == 1
+
+
+def test_every_measure_says_where_it_is_censored(tmp_path) -> None:
+    swept = sweep(tmp_path, {"T": [1, 1000]}, measures=["loss:final", "event:half", "loss:best"])
+    assert swept.table["censored"].tolist() == [False, False]
+    assert swept.table["censored:event:half"].tolist() == [False, True]
+    assert "censored:loss:best" not in swept.table
+    assert swept.censored == {"event:half": 1}
 
 
 def test_points_that_never_reach_the_threshold_are_censored_and_said(tmp_path) -> None:
@@ -133,8 +166,18 @@ def test_pictures_are_drawn_for_the_measure_the_law_and_its_residuals(tmp_path) 
     assert "T^1.000" in (swept.folder / "figures" / "law.svg").read_text()
 
 
+def test_no_line_is_drawn_through_what_was_never_reached(tmp_path) -> None:
+    from stagelens.figures.sweeps import measure_figure
+
+    (axis,) = measure_figure(sweep(tmp_path, {"T": [1, 2, 1000]})).axes
+    dots, carets, line, _ = (np.asarray(drawn.get_ydata(), float) for drawn in axis.lines)
+    assert (len(dots), len(carets)) == (2, 1)
+    assert np.isnan(line).tolist() == [False, False, True]
+    assert [text.get_text() for text in axis.get_legend().get_texts()] == ["never reached (censored)"]
+
+
 def test_a_law_that_cannot_be_fitted_leaves_the_table_and_says_why(tmp_path) -> None:
-    swept = sweep(tmp_path, {"T": [1, 2], "d": [1]}, fit="T,d")
+    swept = sweep(tmp_path, {"T,d": [(1, 1), (2, 3)]}, fit="T,d")
     assert swept.law is None
     assert "2 points for 3 unknowns" in swept.fit_error
     assert len(pandas.read_csv(swept.files["csv"])) == 2

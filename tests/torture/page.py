@@ -22,7 +22,11 @@ def table(rows: list[dict[str, Any]]) -> str:
     tried, lost, wrong = (sum(row[key] for row in rows) for key in ("tried", "lost", "wrong"))
     lines.append(f"| **all** | **{tried:,}** | **{lost:,}** | **{wrong:,}** | | `make torture` |")
     days, places = (sorted({row[key] for row in rows}) for key in ("date", "where"))
-    return "\n".join([*lines, "", f"<sub>{days[0]} to {days[-1]}; {'; '.join(places)}</sub>"])
+    about = f"{days[0]} to {days[-1]}; {'; '.join(places)}"
+    sets = [f"tests/torture/{file.name}" for file in sorted(HERE.glob("test_*.py"))]
+    if unrun := [f"`pytest {name}`" for name in sets if not any(name in row["command"] for row in rows)]:
+        about += f"; not run to their end, and so not in the table: {', '.join(unrun)}"
+    return "\n".join([*lines, "", f"<sub>{about}</sub>"])
 
 
 def main() -> None:

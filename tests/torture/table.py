@@ -45,7 +45,7 @@ def rows_kept() -> list[dict[str, Any]]:
 
 
 def _order(row: dict[str, Any]) -> tuple[str, str]:
-    return row["command"], row["fault"]
+    return row["command"].partition("pytest")[2], row["fault"]
 
 
 def _where() -> str:

@@ -34,7 +34,7 @@ def moments(changes: list[str], *parts: str) -> list[int]:
 
 AIMED = {  # kind: (function to die in, most calls), and what the files are called that are written at such a moment
     "a step": (["stagelens.training:Training._step_scheduler", "stagelens.training:Training._loss_function"], ()),
-    "a measurement": (["stagelens.recorder:Recorder._read", "stagelens.store:Store._row"], ("timeline.sqlite",)),
+    "a measurement": (["stagelens.recorder:Recorder._observe", "stagelens.store:Store._row"], ("timeline.sqlite",)),
     "a checkpoint": (["stagelens.checkpoint:_strip"], ("/checkpoints",)),
     "the manifest's replacement": ([], ("run.json",)),
     "the report": (["stagelens.figures.writing:save", "stagelens.report:_render"], ("/figures", "report.html")),
@@ -88,7 +88,7 @@ def test_killed_in(kind, victims, whole, tmp_path):
 def test_killed_at_chance_moments_while_somebody_reads(victims, whole, tmp_path):
     """From outside, at any time from the first file to the last; a reader looks all the while."""
     reference, _ = whole
-    lost, wrong, looks, cases = [], [], 0, 20
+    lost, wrong, looks, cases = [], [], 0, 50
     for number in range(cases):
         runs, stop, seen = (tmp_path / f"{number}{end}" for end in ("", ".stop", ".seen"))
         runs.mkdir()

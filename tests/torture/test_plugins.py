@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import os
-from functools import partial
 from pathlib import Path
 
 import pytest
 from bad_plugin import PROBES
-from faulty import command, difference, is_one_line, said
+from faulty import Told, command, difference, is_one_line, said
 from small import assert_same_weights, weights
 from table import record
 
@@ -24,7 +22,7 @@ def run(victims, runs: Path, task: str, *words: object, plugins: tuple[Path, ...
     told = [word for place in (PLUGIN, *plugins) for word in ("--plugin-dir", place)]
     out = runs.with_name(f"{runs.name}-said")
     words = (*told, "run", task, *words, "--runs", runs, "--name", "r")
-    code = victims.call(command, words, out, None, partial(os.environ.update, {k: str(v) for k, v in limits.items()}))
+    code = victims.call(command, words, out, None, Told({name: str(value) for name, value in limits.items()}))
     return code, said(out), sl.load(runs / "r")
 
 

@@ -61,7 +61,7 @@ def half_rise(steps: NDArray[Any], values: Floats) -> float | None:
     It clearly rose where the median of the last three values exceeds that of the first three by half of the whole
     range and by a fifth of the larger one's size.
     """
-    there = ~np.isnan(values)
+    there = np.isfinite(values)  # a run that diverges ends in infinities
     steps, values = steps[there], values[there]
     if len(values) < 2 * HOLD:
         return None

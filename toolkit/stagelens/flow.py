@@ -148,7 +148,8 @@ def _stopping(method: str) -> Any:
 def _packing(state: State) -> tuple[Callable[[State], Floats], Callable[[Floats], dict[str, Floats]]]:
     """Functions from a named state to one flat vector and back."""
     shapes = {name: np.shape(value) for name, value in state.items()}
-    ends = np.cumsum([int(np.prod(shape)) for shape in shapes.values()])
+    ends = np.cumsum([0, *(int(np.prod(shape)) for shape in shapes.values())]).tolist()
+    places = [(name, slice(*ends[i : i + 2]), shape) for i, (name, shape) in enumerate(shapes.items())]
 
     def flatten(named: State) -> Floats:
         if named.keys() != shapes.keys():
@@ -156,8 +157,7 @@ def _packing(state: State) -> tuple[Callable[[State], Floats], Callable[[Floats]
         return np.concatenate([np.ravel(np.asarray(named[name], dtype=np.float64)) for name in shapes])
 
     def unflatten(flat: Floats) -> dict[str, Floats]:
-        parts = np.split(flat, ends[:-1])
-        return {name: part.reshape(shape) for (name, shape), part in zip(shapes.items(), parts, strict=True)}
+        return {name: flat[place].reshape(shape) for name, place, shape in places}
 
     return flatten, unflatten
 

@@ -1,7 +1,8 @@
 """The forward pass where nobody looks: what a HookedTransformer computes, at the speed of plain PyTorch.
 
 TransformerLens makes queries, keys and values apart and writes scores and patterns out, so that hooks can see them.
-With the same parameters, this takes one product for all three, fused attention and native layer norms.
+With the same parameters, this takes one product for all three, fused attention and native layer norms, and leaves out
+what nobody reads.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from stagelens import _components as ours
 
 DTYPES = (torch.float32, torch.float64)
 SHORT = 128  # positions: on a CPU, up to here products are faster than the fused kernel
+EVERY = slice(None)  # every position
 EMBEDDINGS = (lens.Embed, ours.LinearEmbed)
 POSITIONS = (lens.PosEmbed, ours.SinusoidalPositions)
 ATTENTIONS = (lens.Attention, ours.Attention)
@@ -46,14 +48,17 @@ DEFAULTS = {
 }
 
 
-def covers(model: Any, inputs: Any) -> bool:
-    """Whether `logits` gives what the model's own forward pass gives on `inputs`, and nobody would miss a hook."""
+def covers(model: Any, inputs: Any, itself: bool = False) -> bool:
+    """Whether `logits` gives what the model's own forward pass gives on `inputs`, and nobody would miss a hook.
+
+    Hooks on the model `itself` are missed where it is not called.
+    """
     return (
         isinstance(inputs, Tensor)
         and inputs.device == model.unembed.W_U.device
         and _readable(model, inputs)
         and not unknown_in(model)
-        and not watched(model)
+        and not watched(model, itself)
     )
 
 
@@ -94,16 +99,36 @@ def _parts(model: Any) -> Iterator[tuple[Any, tuple[type, ...]]]:
     yield model.unembed, (lens.Unembed,)
 
 
-def logits(model: Any, inputs: Tensor) -> Tensor:
-    """Tokens [batch, pos], or vectors [batch, pos, d_in], to logits [batch, pos, d_out]."""
+def logits(model: Any, inputs: Tensor, queries: slice = EVERY) -> Tensor:
+    """Tokens [batch, pos], or vectors [batch, pos, d_in], to logits [batch, query, d_out] at the positions `queries`.
+
+    Of the other positions the last layer makes keys and values only: nothing else of them is read there.
+    """
     batch, length = inputs.shape[:2]
     x = _embedded(model, inputs).flatten(0, 1)  # the residual stream, [batch * pos, d_model]
     for block in model.blocks:
-        x = x + _attention(block.attn, _normalized(block.ln1, x), batch, length)
+        asked = queries if block is model.blocks[-1] else EVERY
+        seen = _normalized(block.ln1, x)
+        x = _at(asked, x, batch)
+        asking = seen if asked == EVERY else _normalized(block.ln1, x)
+        x = x + _attention(block.attn, asking, seen, batch, asked)
         if not model.cfg.attn_only:
             x = x + _mlp(block.mlp, _normalized(block.ln2, x))
+    if not len(model.blocks):
+        x = _at(queries, x, batch)
     x = _normalized(getattr(model, "ln_final", None), x)
-    return torch.addmm(model.unembed.b_U, x, model.unembed.W_U).view(batch, length, model.unembed.W_U.shape[1])
+    found = torch.addmm(model.unembed.b_U, x, model.unembed.W_U)
+    return found.view(batch, len(range(length)[queries]), found.shape[1])
+
+
+def _at(queries: slice, x: Tensor, batch: int) -> Tensor:
+    """[batch * pos, d_model] to [batch * query, d_model]."""
+    return x if queries == EVERY else _sequences(x, batch)[:, queries].flatten(0, 1)
+
+
+def _sequences(x: Tensor, batch: int) -> Tensor:
+    """[batch * pos, n] to [batch, pos, n]; in an empty batch there is no position either."""
+    return x.view(batch, len(x) // max(batch, 1), x.shape[1])
 
 
 def _embedded(model: Any, inputs: Tensor) -> Tensor:
@@ -121,51 +146,68 @@ def _normalized(norm: Any, x: Tensor) -> Tensor:
     return F.layer_norm(x, x.shape[-1:], getattr(norm, "w", None), getattr(norm, "b", None), norm.eps)
 
 
-def _attention(attn: Any, x: Tensor, batch: int, length: int) -> Tensor:
-    """x [batch * pos, d_model] to what the heads write, of the same shape."""
-    heads, _, d_head = attn.W_Q.shape
-    weight = torch.cat((attn.W_Q, attn.W_K, attn.W_V)).transpose(0, 1).flatten(1)  # [d_model, 3 * head * d_head]
-    bias = torch.cat((attn.b_Q, attn.b_K, attn.b_V)).flatten()
-    packed = torch.addmm(bias, x, weight).view(batch, length, 3, heads, d_head)
-    z = _attended(attn, packed.permute(2, 0, 3, 1, 4)).transpose(1, 2)  # [batch, pos, head, d_head]
-    out = torch.addmm(attn.b_O, z.reshape(batch * length, heads * d_head), attn.W_O.flatten(0, 1))
+def _attention(attn: Any, asking: Tensor, seen: Tensor, batch: int, queries: slice) -> Tensor:
+    """What the heads write where they ask, [batch * query, d_model], of what they see, [batch * pos, d_model]."""
+    if asking is seen:
+        q, k, v = _projected(attn, "QKV", seen, batch)
+    else:
+        (q,), (k, v) = _projected(attn, "Q", asking, batch), _projected(attn, "KV", seen, batch)
+    z = _attended(attn, q, k, v, queries).transpose(1, 2)  # [batch, query, head, d_head]
+    out = torch.addmm(attn.b_O, z.flatten(2).flatten(0, 1), attn.W_O.flatten(0, 1))
     return _dropped(attn, "out_dropout", out)
 
 
-def _attended(attn: Any, packed: Tensor) -> Tensor:
-    """What the queries read of the values, [batch, head, pos, d_head]. packed: q, k, v, each of that shape.
+def _projected(attn: Any, names: str, x: Tensor, batch: int) -> Tensor:
+    """Queries, keys and values, those of them that `names` has, by one product: [name, batch, head, pos, d_head]."""
+    heads, _, d_head = attn.W_Q.shape
+    weight = _joined([getattr(attn, f"W_{name}") for name in names])  # [name * head, d_model, d_head]
+    bias = _joined([getattr(attn, f"b_{name}") for name in names])
+    packed = _sequences(torch.addmm(bias.flatten(), x, weight.transpose(0, 1).flatten(1)), batch)
+    return packed.view(*packed.shape[:2], len(names), heads, d_head).permute(2, 0, 3, 1, 4)
 
-    The fused kernel is for long sequences and other devices: on a CPU the products are faster while the pattern is
-    small. There it has neither dropout nor a trained bias, and it can be differentiated once: a second derivative (of
-    a model in evaluation mode) and the transforms of `torch.func` take the products.
+
+def _joined(parts: list[Tensor]) -> Tensor:
+    return torch.cat(parts) if len(parts) > 1 else parts[0]
+
+
+def _attended(attn: Any, q: Tensor, k: Tensor, v: Tensor, queries: slice) -> Tensor:
+    """What the queries [batch, head, query, d_head] read of the values [batch, head, pos, d_head].
+
+    The fused kernel is for long sequences, for some of the queries and for other devices: on a CPU the products are
+    faster while the pattern is small, unless they are of single rows. There it has neither dropout nor a trained bias,
+    and it can be differentiated once: a second derivative (of a model in evaluation mode) and the transforms of
+    `torch.func` take the products.
     """
-    _, batch, heads, length, _ = packed.shape
     slopes, rate = getattr(attn, "alibi_slope", None), _rate(attn, "pattern_dropout")
     scale, causal = 1 / float(attn.attn_scale), attn.cfg.attention_dir == "causal"
     window = attn.cfg.window_size if causal and attn.attn_type == "local" else None
     once = attn.training or not torch.is_grad_enabled()
-    large = length > SHORT or packed.device.type != "cpu"
-    if large and slopes is None and not rate and once and not torch._C._are_functorch_transforms_active():
-        bias = None if window is None else _bias(packed, None, causal, window)
-        q, k, v = packed
-        return F.scaled_dot_product_attention(q, k, v, bias, is_causal=causal and window is None, scale=scale)
-    bias = _bias(packed, slopes, causal, window)
+    fused = k.shape[2] > SHORT or queries != EVERY or k.device.type != "cpu"
+    if fused and slopes is None and not rate and once and not torch._C._are_functorch_transforms_active():
+        places = range(k.shape[2])
+        seeing = window is None and (not causal or places[queries] == places[-1:])  # every key: the last one does
+        masked = window is None and causal and queries == EVERY  # by the kernel itself
+        bias = None if seeing or masked else _bias(k, None, causal, window)[queries]
+        return F.scaled_dot_product_attention(q, k, v, bias, is_causal=masked and not seeing, scale=scale)
+    bias = _bias(k, slopes, causal, window)[..., queries, :]
     if slopes is not None:
-        bias = bias.expand(batch, *bias.shape).flatten(0, 1)
-    q, k, v = packed.flatten(1, 2)  # [batch * head, pos, d_head]
-    pattern = torch.baddbmm(bias, q, k.mT, alpha=scale).softmax(-1)
-    read: Tensor = F.dropout(pattern, rate) @ v
-    return read.view(batch, heads, *read.shape[1:])
+        bias = bias.expand(len(k), *bias.shape).flatten(0, 1)
+    scores = torch.baddbmm(bias, q.flatten(0, 1), k.flatten(0, 1).mT, alpha=scale)  # [batch * head, query, key]
+    read: Tensor = F.dropout(scores.softmax(-1), rate) @ v.flatten(0, 1)
+    return read.view(q.shape)
 
 
-def _bias(q: Tensor, slopes: Tensor | None, causal: bool, window: int | None) -> Tensor:
+def _bias(k: Tensor, slopes: Tensor | None, causal: bool, window: int | None) -> Tensor:
     """-slope |query - key|, and -inf at the keys that a query does not see; [query, key], or [head, query, key]."""
-    place = torch.arange(q.shape[-2], device=q.device)
-    offset = place[:, None] - place[None, :]
-    bias = q.new_zeros(offset.shape) if slopes is None else -slopes[:, None, None] * offset.abs()
-    if causal:
-        bias = bias.masked_fill(offset < 0, -torch.inf)
-    return bias if window is None else bias.masked_fill(offset >= window, -torch.inf)
+    length = k.shape[2]
+    never = k.new_full((length, length), -torch.inf)
+    bias = never.triu(1) if causal else torch.zeros_like(never)
+    if window is not None:
+        bias = bias + never.tril(-window)
+    if slopes is None:
+        return bias
+    place = torch.arange(length, device=k.device)
+    return bias - slopes[:, None, None] * (place[:, None] - place).abs()
 
 
 def _mlp(mlp: Any, x: Tensor) -> Tensor:
@@ -195,11 +237,11 @@ def _readable(model: Any, inputs: Tensor) -> bool:
     return fits and getattr(model.tokenizer, "padding_side", "right") != "left"
 
 
-def watched(model: Any) -> bool:
-    """Whether some part has a hook, forward or backward, or a forward pass of its own."""
+def watched(model: Any, itself: bool = False) -> bool:
+    """Whether some part, or also the model `itself`, has a hook, forward or backward, or a forward pass of its own."""
     if _has_any_global_hook():  # type: ignore[no-untyped-call]
         return True
-    parts = [*model._modules.values()]
+    parts = [model] if itself else [*model._modules.values()]
     while parts:
         part = parts.pop()
         if part is None:

@@ -162,7 +162,9 @@ def _log_range(parts: Sequence[str], text: str, key: str, whole: bool) -> list[s
 
 def _check_count(count: float, text: str, key: str) -> None:
     if count > MOST_VALUES:
-        raise UsageError(f"grid key {key!r}: the range {text} has more than {MOST_VALUES:,} values; give fewer")
+        raise UsageError(
+            f"grid key {key!r}: the range {text} has more than {MOST_VALUES:,} values; give fewer, even with --yes"
+        )
 
 
 def _row(part: str, keys: Sequence[str], text: str) -> tuple[str, ...]:

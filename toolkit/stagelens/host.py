@@ -18,11 +18,11 @@ from stagelens.lazy import ClaimRef, ProbeRef, TaskRef
 
 @dataclass(frozen=True)
 class Plugin:
-    """One plugin as `stagelens plugins` lists it. `error` is one line; `file` may end in `:line`."""
+    """One plugin as `stagelens plugins` lists it. `error`: why it is not loaded, in a line; `file` may have `:line`."""
 
     name: str
     version: str
-    status: str  # loaded | failed | left out: it is not allowed, and was not imported
+    status: str  # loaded | failed | left out
     error: str = ""
     file: str = ""
     distribution: str = ""  # that brings it; empty for one under development
@@ -181,7 +181,8 @@ def make_host(
         if allowed is None or one.built_in or one.name in allowed:
             host.load(one.name, one.version, one.load, one.distribution)
         else:
-            host.plugins.append(Plugin(one.name, one.version, "left out", "", one.file, one.distribution))
+            why = f"it is not allowed, and was not imported; --allow {one.name} lets it in"
+            host.plugins.append(Plugin(one.name, one.version, "left out", why, one.file, one.distribution))
     return host
 
 

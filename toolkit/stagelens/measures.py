@@ -59,6 +59,11 @@ class Measure:
     threshold: str = ""  # of a plateau's end; empty: the task's own
     event: str = ""
 
+    @property
+    def can_be_censored(self) -> bool:
+        """Whether a run may end before it."""
+        return self.kind in (PLATEAU, "transition", "event", "stage")
+
     def __call__(self, run: Run) -> Measured:
         if self.kind in COUNTS:
             kind = COUNTS[self.kind]

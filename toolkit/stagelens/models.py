@@ -58,6 +58,15 @@ class FastTransformer(HookedTransformer):  # type: ignore[misc]
         loss = self.loss_fn(logits, input)
         return loss if return_type == "loss" else Output(logits, loss)
 
+    def answers(self, inputs: Any, queries: slice) -> Any:
+        """`self(inputs)[:, queries]`; the last layer is not computed elsewhere while nobody looks.
+
+        A hook anywhere, on the model itself too, sees every position.
+        """
+        if type(self).forward is FastTransformer.forward and fast_forward.covers(self, inputs, itself=True):
+            return fast_forward.logits(self, inputs, queries)
+        return self(inputs)[:, queries]
+
 
 class Transformer(FastTransformer):
     """A FastTransformer whose parts are ours; made by `build_transformer`.
@@ -242,23 +251,17 @@ def fast(model: Any) -> Any:
     return model
 
 
-def from_config(values: dict[str, Any], where: str) -> Any:
+def from_config(values: dict[str, Any], device: str = "cpu") -> Any:
     """A model for saved weights, from the arguments of `build_transformer` or from TransformerLens' own config."""
     arguments = set(inspect.signature(build_transformer).parameters) - {"dtype", "device"}
     if set(values) <= arguments:
-        return build_transformer(**{"seed": 0} | values)
+        return build_transformer(**{"seed": 0} | values | {"device": device})
     fields = HookedTransformerConfig.__dataclass_fields__
     kept = {key: value for key, value in values.items() if key in fields and key not in ("dtype", "device", "seed")}
-    try:
-        cfg = HookedTransformerConfig.from_dict(kept | {"device": "cpu", "init_weights": False, "tokenizer_name": None})
-        with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", "HookedTransformer is deprecated", DeprecationWarning)
-            return HookedTransformer(cfg, move_to_device=False)
-    except (TypeError, ValueError, AssertionError, KeyError) as error:
-        reason = " ".join(str(error).split())[:150]
-        raise UsageError(
-            f"{where} is not the config of a HookedTransformer ({reason}); save model.cfg.to_dict()"
-        ) from None
+    cfg = HookedTransformerConfig.from_dict(kept | {"device": "cpu", "init_weights": False, "tokenizer_name": None})
+    with warnings.catch_warnings(), torch.device(device):
+        warnings.filterwarnings("ignore", "HookedTransformer is deprecated", DeprecationWarning)
+        return HookedTransformer(cfg, move_to_device=False)
 
 
 @torch.no_grad()

@@ -58,12 +58,14 @@ class SweepPlan:
 
     @cached_property
     def points(self) -> list[Point]:
-        return [
-            Point(settings, config, seed, self._name(config, seed))
-            for settings in self.grid
-            for config in [make_config(self.kind.Config, self.kind.presets, self.preset, self._given(settings))]
-            for seed in self.seeds
-        ]
+        """Every config with every seed, each once: a value that the grid has twice is one point."""
+        found: dict[str, Point] = {}
+        for settings in self.grid:
+            config = make_config(self.kind.Config, self.kind.presets, self.preset, self._given(settings))
+            for seed in self.seeds:
+                name = self._name(config, seed)
+                found.setdefault(name, Point(settings, config, seed, name))
+        return list(found.values())
 
     @property
     def folder(self) -> Path:
@@ -102,10 +104,13 @@ class SweepPlan:
 
     def command(self, point: Point) -> str:
         """The command that repeats a point, in its place."""
-        task = self.kind.id
+        plugins = [word for folder in self.plugin_dirs for word in ("--plugin-dir", str(folder))]
         settings = [word for setting in self._given(point.settings) for word in ("--set", setting)]
-        words = ["stagelens", "run", task, "--preset", self.preset, *settings, "--seed", str(point.seed)]
-        return shlex.join([*words, "--runs", str(self.folder), "--name", point.name, "--resume"])
+        words = ["stagelens", *plugins, "run", self.kind.id, "--preset", self.preset, *settings]
+        words += ["--probes", ",".join(self.probes)] if self.probes else []
+        words += ["--device", self.device] if self.device != "auto" else []
+        place = ["--seed", str(point.seed), "--runs", str(self.folder), "--name", point.name, "--resume"]
+        return shlex.join([*words, *place])
 
     def _given(self, settings: Mapping[str, str]) -> list[str]:
         return [*self.base, *(f"{key}={value}" for key, value in settings.items())]
@@ -138,6 +143,8 @@ def plan_sweep(
     given = as_settings(settings)
     make_config(kind.Config, kind.presets, preset, given)
     chosen = make_grid(grid, kind.Config)
+    if both := [setting for setting in given if setting.partition("=")[0] in chosen.keys]:
+        raise UsageError(f"--set {both[0]} is a key of the grid too; give it in one place")
     numbers = tuple(range(seeds)) if isinstance(seeds, int) else tuple(seeds)
     if not numbers:
         raise UsageError(f"seeds {seeds!r}: expected at least one")
@@ -165,6 +172,14 @@ def plan_sweep(
     return plan
 
 
+def parse_columns(fit: str | Sequence[str] | None) -> list[str]:
+    """The columns of a law: a list, or a text with commas between them."""
+    columns = [key.strip() for key in fit.split(",") if key.strip()] if isinstance(fit, str) else list(fit or ())
+    if isinstance(fit, str) and not columns:
+        raise UsageError(f"--fit {fit!r}: expected keys of the grid, or features of the task, as T,d")
+    return columns
+
+
 def check_columns(plan: SweepPlan, columns: Sequence[str]) -> None:
     """A law is in numeric config keys, or in features that the task names."""
     if not columns:
@@ -177,8 +192,11 @@ def check_columns(plan: SweepPlan, columns: Sequence[str]) -> None:
         if key.partition(".")[0] not in plan.kind.Config.model_fields:
             known = [*plan.grid.keys, *features]
             raise unknown("column to fit", key, known, "a law is in keys of the grid or features of the task")
-        if not isinstance(setting_at(first.config, key), int | float):
-            raise UsageError(f"--fit {key!r}: its values are no numbers ({setting_at(first.config, key)!r})")
+        value = setting_at(first.config, key)
+        if not isinstance(value, int | float):
+            raise UsageError(f"--fit {key!r}: its values are no numbers ({value!r})")
+        if all(setting_at(point.config, key) == value for point in plan.points):
+            raise UsageError(f"--fit {key!r}: it is {value!r} at every point; its exponent needs two values or more")
 
 
 def column_value(plan: SweepPlan, point: Point, column: str) -> float:

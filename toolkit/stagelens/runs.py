@@ -222,10 +222,11 @@ class Run:
         last = max(known[-1], *map(int, self.timeline.steps[-1:]))
         if not before or wanted > last:
             raise UsageError(f"run {self.name!r} has no model at step {wanted}; it covers 0 to {last}")
-        training = Training(task, device)
         path = checkpoint.path_of(self.folder, before[-1])
+        state = checkpoint.load(path, task.id, self.manifest.content)  # first: a config of another model may be huge
+        training = Training(task, device)
         with checkpoint.fitting(path):
-            training.load_state(checkpoint.load(path, task.id, self.manifest.content))
+            training.load_state(state)
         with untouched_rng():
             for earlier in range(before[-1], wanted):
                 training.advance(earlier)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import re
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -30,6 +30,9 @@ from stagelens.store import Store
 CONFIG = "config.json"
 ENDINGS = (".safetensors", ".pt", ".pth", ".bin")
 NUMBER = re.compile(r"\d+")
+COUNTS = ("n_layers", "num_experts")  # of a config; each one has tensors of its own
+PARTS = ("embed.", "pos_embed.", "blocks.", "ln_final.", "unembed.")  # of a HookedTransformer
+CONSTANTS = (".mask", ".IGNORE", ".rotary_sin", ".rotary_cos")  # which some versions save with the weights
 SEQUENCES = 16  # in the batch of random tokens, where none is given
 
 Progress = Callable[[float, float, float | None], None]
@@ -84,8 +87,9 @@ def probe_series(
     """
     host = host or make_host()
     steps = list(series.files)
-    folder = _new_folder(runs_folder(runs), name or f"probe-{_title(series.files[steps[0]])}")
-    model = build(_config_beside(series.files[steps[0]]), series.files[steps[0]])
+    first = series.files[steps[0]]
+    model = build(_config_beside(first), first)
+    folder = _new_folder(runs_folder(runs), name or f"probe-{_title(first)}")
     recorder = Recorder(
         model,
         probes,
@@ -120,7 +124,11 @@ def probe_series(
 
 
 def build(config: Path, checkpoint: Path) -> Any:
-    """The model that `config` describes: TransformerLens' own config, or the arguments of `build_transformer`."""
+    """The model that `config` describes: TransformerLens' own config, or the arguments of `build_transformer`.
+
+    It is sketched first, with sizes and no memory, and held against the weights: what a config asks for may be legal
+    and yet take hours to build.
+    """
     from stagelens.models import from_config
 
     try:
@@ -129,23 +137,51 @@ def build(config: Path, checkpoint: Path) -> Any:
         raise EnvironmentFault(f"{config} cannot be read ({' '.join(str(error).split())}); restore it") from None
     if not isinstance(values, dict):
         raise UsageError(f"{config} is not the config of a HookedTransformer; {checkpoint} needs one beside it")
-    return from_config(values, str(config))
+    weights = load_weights(checkpoint)
+    for key in COUNTS:
+        if isinstance(values.get(key), int) and values[key] > len(weights):
+            much = f"{key} = {str(values[key])[:20]}"
+            raise UsageError(f"{config} says {much}, but {checkpoint} has only {len(weights)} tensors; restore it")
+    try:
+        sketch = from_config(values, device="meta")
+    except UsageError as error:
+        raise UsageError(f"{config}: {error}") from None
+    except Exception as error:
+        reason = " ".join(str(error).split())[:150]
+        raise UsageError(
+            f"{config} is not the config of a HookedTransformer ({reason}); save model.cfg.to_dict()"
+        ) from None
+    if what := misfit(weights, sketch):
+        raise UsageError(f"{config} does not fit {checkpoint}: there {what}; save the config of that model")
+    return from_config(values)
 
 
 def fill(model: Any, path: Path) -> str:
     """Loads the weights in `path` into `model` and returns a digest of them."""
     weights = load_weights(path)
-    ours = model.state_dict()
-    differing = sorted(k for k in weights.keys() & ours.keys() if weights[k].shape != ours[k].shape)
-    lacking = sorted(name for name, _ in model.named_parameters() if name not in weights)
-    if differing or lacking:
-        what = f"{differing[0]!r} has another shape" if differing else f"{lacking[0]!r} is missing"
+    if what := misfit(weights, model):
         raise UsageError(f"{path} is of another architecture than its series: {what}; probe it on its own")
+    ours = model.state_dict()
     model.load_state_dict({name: value for name, value in weights.items() if name in ours}, strict=False)
     digest = hashlib.sha256()
     for name, parameter in model.named_parameters():
         digest.update(name.encode() + parameter.detach().cpu().contiguous().view(torch.uint8).numpy().tobytes())
     return digest.hexdigest()
+
+
+def misfit(weights: Mapping[str, Tensor], model: Any) -> str:
+    """The first of `weights` that is not as `model` has it; empty where all fit. What is no part of it may be there."""
+    ours = model.state_dict()
+    for name in sorted(weights.keys() & ours.keys()):
+        if weights[name].shape != ours[name].shape:
+            return f"{name!r} has another shape, {list(weights[name].shape)} and not {list(ours[name].shape)}"
+    for name, _ in model.named_parameters():
+        if name not in weights:
+            return f"{name!r} is missing"
+    for name in sorted(weights.keys() - ours.keys()):
+        if name.startswith(PARTS) and not name.endswith(CONSTANTS):
+            return f"{name!r} is one too many"
+    return ""
 
 
 def load_weights(path: Path) -> dict[str, Tensor]:

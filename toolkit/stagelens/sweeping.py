@@ -6,18 +6,27 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
 from functools import cached_property
+from math import isfinite, nan
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-
-import numpy as np
 
 from stagelens.errors import EnvironmentFault, UsageError
 from stagelens.executors import Executor, make_executor
 from stagelens.experiment import Experiment
 from stagelens.laws import Law, fit_law
-from stagelens.measures import Measure, parse_measure
+from stagelens.measures import Measure, Measured, parse_measure
 from stagelens.naming import content_name
-from stagelens.points import MOST_POINTS, POINTS, Point, SweepPlan, check_columns, column_value, plan_sweep, setting_at
+from stagelens.points import (
+    MOST_POINTS,
+    POINTS,
+    Point,
+    SweepPlan,
+    check_columns,
+    column_value,
+    parse_columns,
+    plan_sweep,
+    setting_at,
+)
 from stagelens.runs import Run
 
 if TYPE_CHECKING:
@@ -34,6 +43,7 @@ __all__ = [
     "check_columns",
     "execute",
     "gather",
+    "parse_columns",
     "plan_sweep",
     "sweep",
 ]
@@ -78,17 +88,23 @@ def sweep(
     The other options are those of `plan_sweep`: `preset`, `settings`, `runs`, `probes`, `ensemble`, `yes`, ...
     """
     wanted = [parse_measure(text) for text in ([measures] if isinstance(measures, str) else measures)]
-    columns = [key.strip() for key in fit.split(",")] if isinstance(fit, str) else list(fit or ())
+    columns = parse_columns(fit)
     planned = plan_sweep(task, grid, seeds=seeds, **plan)
     check_columns(planned, columns)
     worker = make_executor(executor, workers, address, results) if isinstance(executor, str) else executor
-    failures = execute(planned, worker, watch)
+    failures = execute(planned, worker, watch, wanted)
     return gather(planned, wanted, columns, failures, name)
 
 
-def execute(plan: SweepPlan, executor: Executor, watch: Watch | None = None) -> dict[str, str]:
-    """Does what is missing; returns the reason for each point that failed, by its name."""
+def execute(
+    plan: SweepPlan, executor: Executor, watch: Watch | None = None, measures: Sequence[Measure] = ()
+) -> dict[str, str]:
+    """Does what is missing; returns the reason for each point that failed, by its name.
+
+    The first finished point is measured at once: a measure that the runs do not have is told then, not at the end.
+    """
     jobs = plan.jobs()
+    untried = bool(measures)
     found = done = len(plan.points) - sum(len(job.seeds) for job in jobs)
     failures: dict[str, str] = {}
     if watch:
@@ -107,6 +123,9 @@ def execute(plan: SweepPlan, executor: Executor, watch: Watch | None = None) -> 
             done += len(job.seeds) - len(new)
             if watch:
                 watch(Tally(len(plan.points), done, found, new))
+            if untried and (ended := [name for name in job.names if name not in new]):
+                untried = False
+                _measured(Run(plan.folder / ended[0], plan.host), measures)
     return failures
 
 
@@ -127,18 +146,22 @@ def gather(
 def _row(plan: SweepPlan, point: Point, measures: Sequence[Measure], failure: str) -> dict[str, Any]:
     """One point of the table: its keys, seed, measures (None where it has none), how it stands, and where it is."""
     row: dict[str, Any] = {key: _plain(setting_at(point.config, key)) for key in plan.grid.keys} | {"seed": point.seed}
-    status, seconds = plan.status(point), None
-    values: dict[str, Any] = {measure.text: None for measure in measures}
-    censored = False
+    status, seconds = "failed" if failure else plan.status(point), None
+    found = [Measured(nan)] * len(measures)
     if status == "finished":
         run = Run(plan.folder / point.name, plan.host)
-        seconds = run.manifest.seconds
-        for number, measure in enumerate(measures):
-            measured = measure(run)
-            values[measure.text] = measured.value if np.isfinite(measured.value) else None
-            censored |= measured.censored and number == 0
-    end = {"censored": censored, "status": status, "seconds": seconds, "run": point.name, "error": failure}
-    return row | values | end
+        found, seconds = _measured(run, measures), run.manifest.seconds
+    for measure, measured in zip(measures, found, strict=True):
+        row[measure.text] = measured.value if isfinite(measured.value) else None
+    row["censored"] = found[0].censored
+    for measure, measured in zip(measures[1:], found[1:], strict=True):
+        if measure.can_be_censored:
+            row[f"censored:{measure.text}"] = measured.censored
+    return row | {"status": status, "seconds": seconds, "run": point.name, "error": failure}
+
+
+def _measured(run: Run, measures: Sequence[Measure]) -> list[Measured]:
+    return [measure(run) for measure in measures]
 
 
 @dataclass(frozen=True)
@@ -214,6 +237,16 @@ class Sweep:
             seeds=[row["seed"] for row in rows],
             censored=[row["censored"] for row in rows],
         )
+
+    def censored_in(self, measure: str) -> str:
+        """The column that says where `measure` is censored; one that is always reached has none."""
+        return "censored" if measure == self.measures[0] else f"censored:{measure}"
+
+    @property
+    def censored(self) -> dict[str, int]:
+        """How many points never reached a measure, of each measure that some did not reach."""
+        counts = {m: sum(row.get(self.censored_in(m), False) for row in self.rows) for m in self.measures}
+        return {measure: count for measure, count in counts.items() if count}
 
     @property
     def measured(self) -> list[dict[str, Any]]:

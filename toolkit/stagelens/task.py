@@ -118,6 +118,15 @@ class Task(Experiment):
         """The queries that the loss reads, and so the ones that the probes should."""
         return slice(None)
 
+    def answers(self, model: HookedRootModule, inputs: Any) -> Tensor:
+        """`model(inputs)` at the `queries()`, [batch, query, ...], for the loss.
+
+        A model that has a method `answers(inputs, queries)` may leave out what these do not need, as ours do.
+        """
+        answers = getattr(model, "answers", None)
+        found: Tensor = model(inputs)[:, self.queries()] if answers is None else answers(inputs, self.queries())
+        return found
+
     def schedule(self) -> Schedule:
         """When to measure."""
         from stagelens.schedule import Schedule

@@ -166,7 +166,7 @@ def _run_stages(name: str, metric: str | None, runs: Path | None) -> dict[str, A
     metric = metric or run.manifest.metric
     members = Members.open(run)
     run.timeline.column(metric)  # an unknown series is told with the known ones
-    (series,) = members.choose([metric])
+    series = next(one for one in members.choose([metric]) if one.name == metric)  # and not those below its name
     if not series.rule:
         return _answer(metric, "", run.stages(metric))
     return _answer(metric, series.rule, detect_stages(*members[0].reduced(series)))

@@ -84,7 +84,7 @@ def plugins(context: typer.Context, json: Json = False) -> None:
         output.print_json([vars(plugin) for plugin in found])
     else:
         output.print_table(
-            ["plugin", "distribution", "version", "status", "file", "error"],
+            ["plugin", "distribution", "version", "status", "file", "why not"],
             [[p.name, p.distribution, p.version, p.status, p.file, p.error] for p in found],
         )
 

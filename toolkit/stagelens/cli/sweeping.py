@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, nullcontext, redirect_stdout
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -75,11 +76,13 @@ def sweep(
     """
     from stagelens.executors import cores, make_executor
     from stagelens.measures import parse_measure
-    from stagelens.sweeping import check_columns, execute, gather, plan_sweep
+    from stagelens.sweeping import check_columns, execute, gather, parse_columns, plan_sweep
 
     state: State = context.obj
     measures = [parse_measure(text) for text in measure or ["loss:final"]]
-    columns = [key.strip() for key in fit.split(",") if key.strip()] if fit else []
+    columns = parse_columns(fit)
+    if not json and output.is_terminal():
+        typer.secho("loading the task ...", dim=True, err=True)
     plan = plan_sweep(
         task,
         grid or [],
@@ -100,8 +103,8 @@ def sweep(
         return
     made = make_executor(executor, workers, address, results)
     try:
-        with _bar(f"{task} sweep") as watch:
-            failures = execute(plan, made, watch)
+        with redirect_stdout(sys.stderr), _watching(f"{task} sweep", plan) as watch:  # stdout is for the answer alone
+            failures = execute(plan, made, watch, measures)
     except KeyboardInterrupt:
         done = sum(plan.status(point) == "finished" for point in plan.points)
         output.warn(f"interrupted: {done} of {len(plan.points)} points are done; the same command goes on from there")
@@ -129,43 +132,85 @@ def _show_plan(plan: SweepPlan, workers: int, json: bool) -> None:
         sums = {"points": len(rows), "missing": missing, "seconds": guess.seconds, "basis": guess.basis}
         output.print_json(sums | {"table": rows})
         return
-    _print_rows(rows, [*plan.grid.keys, "seed", "status"])
+    _print_rows(rows[:SHOWN], [*plan.grid.keys, "seed", "status"], len(rows))
     output.say(f"\n{len(rows)} points, {missing} missing")
     output.say(f"about {_duration(guess.seconds)} on {workers} workers ({guess.basis})")
 
 
 def _show(swept: Sweep) -> None:
     """The table, the law, what failed and how to repeat it, and where the files are."""
-    columns = [*swept.plan.grid.keys, "seed", *swept.measures, "censored", "status"]
-    _print_rows(swept.rows, columns)
+    _print_rows(
+        [_seen(swept, row) for row in swept.rows[:SHOWN]],
+        [*swept.plan.grid.keys, "seed", *swept.measures, "status"],
+        len(swept.rows),
+    )
     output.say(f"\n{len(swept.rows)} points, {len(swept.done)} done, {len(swept.failed)} failed")
-    if censored := sum(row["censored"] for row in swept.rows):
-        output.say(f"{censored} points are censored: they never reached {swept.measures[0]}; no law sees them")
+    for measure, count in swept.censored.items():
+        unseen = "; no law sees them" if swept.fit and measure == swept.measures[0] else ""
+        output.say(f"{count} points are censored: they never reached {measure}{unseen}")
     if swept.law is not None:
         output.say(f"{swept.measures[0]} = {swept.law}")
         output.say(f"  in brackets: 95% intervals over {swept.law.resampled}")
     for failure in swept.failed:
-        where = " ".join(f"{key}={value}" for key, value in failure["point"].items())
-        output.say(f"failed: {where}: {failure['reason']}\n  again: {failure['command']}")
+        output.say(f"{_failed(failure['point'], failure['reason'])}\n  again: {failure['command']}")
     output.say(str(swept.folder))
 
 
-def _print_rows(rows: list[dict[str, Any]], columns: list[str]) -> None:
-    output.print_table(columns, [[row[column] for column in columns] for row in rows[:SHOWN]])
-    if len(rows) > SHOWN:
-        output.say(f"... and {len(rows) - SHOWN} more")
+def _seen(swept: Sweep, row: dict[str, Any]) -> dict[str, Any]:
+    """A row for a person: what is censored is more than it says."""
+    limits = [m for m in swept.measures if row.get(swept.censored_in(m)) and row[m] is not None]
+    return row | {measure: f"> {output.show(row[measure])}" for measure in limits}
+
+
+def _print_rows(rows: list[dict[str, Any]], columns: list[str], of: int) -> None:
+    output.print_table(columns, [[row[column] for column in columns] for row in rows])
+    if len(rows) < of:
+        output.say(f"... and {of - len(rows)} more; --json lists all")
+
+
+def _failed(point: Mapping[str, Any], reason: str) -> str:
+    return output.one_line(f"failed: {' '.join(f'{key}={value}' for key, value in point.items())}: {reason}")
 
 
 @contextmanager
-def _bar(label: str) -> Iterator[Watch | None]:
-    """A bar of the points done, with points per minute and time left, and a line for each failure; on stderr."""
-    if not output.is_terminal():
-        yield None
-        return
+def _watching(label: str, plan: SweepPlan) -> Iterator[Watch]:
+    """On stderr a line for each failure as it comes, and where a person can see it a bar below them."""
+    points = {point.name: point.settings | {"seed": point.seed} for point in plan.points}
+
+    def failures(tally: Tally) -> list[str]:
+        return [_failed(points[name], reason) for name, reason in tally.failures.items()]
+
+    def tell(tally: Tally) -> None:
+        for line in failures(tally):
+            typer.echo(line, err=True)
+
+    with _bar(label, failures) if output.is_terminal() else nullcontext(tell) as watch:
+        yield watch
+
+
+@contextmanager
+def _bar(label: str, failures: Callable[[Tally], list[str]]) -> Iterator[Watch]:
+    """A bar of the points done, with points per minute and time left, and above it a line for each failure."""
     import time
 
     from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+    from rich.progress import (
+        BarColumn,
+        MofNCompleteColumn,
+        Progress,
+        ProgressColumn,
+        Task,
+        TextColumn,
+        TimeElapsedColumn,
+    )
+    from rich.text import Text
+
+    class Left(ProgressColumn):
+        """The time left, counted down between one point and the next."""
+
+        def render(self, task: Task) -> Text:
+            end = task.fields["end"]
+            return Text(f"left {_duration(max(0.0, end - time.monotonic()))}" if end else "")
 
     columns = (
         TextColumn("{task.description}"),
@@ -173,23 +218,23 @@ def _bar(label: str) -> Iterator[Watch | None]:
         MofNCompleteColumn(),
         TextColumn("{task.fields[rate]}"),
         TimeElapsedColumn(),
-        TextColumn("{task.fields[left]}"),
+        Left(),
     )
     started, failed = time.monotonic(), 0
     with Progress(*columns, console=Console(stderr=True)) as bar:
-        row = bar.add_task(label, total=None, rate="", left="")
+        row = bar.add_task(label, total=None, rate="", end=None)
 
         def watch(tally: Tally) -> None:
             nonlocal failed
             failed += len(tally.failures)
-            for name, reason in tally.failures.items():
-                bar.console.print(f"failed: {name}: {reason}", markup=False, highlight=False)
-            new, spent = tally.done - tally.found + failed, time.monotonic() - started
-            rest = tally.points - tally.done - failed
-            rate = f"{60 * new / spent:.0f} points/min" if new else ""
-            left = f"left {_duration(spent / new * rest)}" if new and rest else ""
+            for line in failures(tally):
+                bar.console.print(line, markup=False, highlight=False)
+            now = time.monotonic()
+            new, rest = tally.done - tally.found + failed, tally.points - tally.done - failed
+            rate = f"{60 * new / (now - started):.0f} points/min" if new else ""
+            end = now + (now - started) / new * rest if new and rest else None
             words = f"{label}, {failed} failed" if failed else label
-            bar.update(row, completed=tally.done + failed, total=tally.points, rate=rate, left=left, description=words)
+            bar.update(row, completed=tally.done + failed, total=tally.points, rate=rate, end=end, description=words)
 
         yield watch
 

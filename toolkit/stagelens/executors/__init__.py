@@ -6,7 +6,7 @@ import os
 from collections.abc import Generator, Sequence
 from typing import Protocol
 
-from stagelens.errors import unknown
+from stagelens.errors import UsageError, unknown
 from stagelens.executors.work import Job, Outcome
 
 __all__ = ["EXECUTORS", "Executor", "Job", "Outcome", "cores", "make_executor"]
@@ -27,11 +27,12 @@ def make_executor(
 ) -> Executor:
     """The executor called `name`. `workers`: how many jobs at a time (None: one per core)."""
     if name == "local":
-        from stagelens.errors import UsageError
         from stagelens.executors.local import Local
 
         if address is not None:
             raise UsageError("--address is for --executor ray; local workers are on this machine")
+        if results != "shared":
+            raise UsageError(f"--results {results} is for --executor ray; local workers write the runs themselves")
         return Local(workers)
     if name == "ray":
         from stagelens.executors.on_ray import OnRay

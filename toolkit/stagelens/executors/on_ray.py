@@ -21,11 +21,13 @@ from typing import Any
 from stagelens.discovery import ALLOW
 from stagelens.errors import EnvironmentFault, UsageError, unknown
 from stagelens.executors import RETRIES, THREAD_VARIABLES, cores
+from stagelens.executors.local import environment
 from stagelens.executors.work import Job, Outcome, perform
 
 TIME_LIMIT = 15.0  # seconds in which a cluster must answer
 PATIENCE = 10.0  # seconds that running jobs have to write their checkpoints
 RESULTS = ("shared", "returned")
+DEATHS = r"worker died or was killed while executing a task|^Task perform\w* failed"  # what ray prints of them
 
 
 class OnRay:
@@ -142,8 +144,10 @@ def unpack(archive: bytes, folder: Path) -> None:
 
 
 def _ray() -> Any:
+    """Ray, which prints to stdout when a worker died; the sweep says so itself, where that has a consequence."""
     try:
-        import ray
+        with environment({"RAY_DEDUP_LOGS_SKIP_REGEX": DEATHS}):  # read when it is imported
+            import ray
     except ImportError:
         raise UsageError("--executor ray needs ray: pip install 'stagelens[ray]', or use --executor local") from None
     return ray
@@ -161,7 +165,10 @@ def _reach(address: str, limit: float) -> None:
         if not address.startswith("ray://"):
             command = [sys.executable, "-m", "ray.scripts.scripts", "health-check", "--address", f"{host}:{port}"]
             answer = subprocess.run(command, timeout=limit, capture_output=True, text=True)  # nosec B603  # no shell
-            if answer.returncode and "AuthenticationError" not in answer.stderr:  # one that wants a token is there
+            if "AuthenticationError" in answer.stderr:
+                how = "set RAY_AUTH_MODE=token, and RAY_AUTH_TOKEN to the cluster's own"
+                raise EnvironmentFault(f"the ray cluster at {address} wants another token: {how}")
+            if answer.returncode:
                 raise ConnectionError(None, "no ray is there")
     except (OSError, OverflowError, subprocess.SubprocessError) as error:
         reason = getattr(error, "strerror", None) or "timed out"

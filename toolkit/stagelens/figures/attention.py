@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 
 MOST_LAYERS = 6
 PANEL = 1.45  # inches, the longer side of a map
+NARROWEST = 0.3  # inches, the shorter side at least
+BAR = 1.45  # inches, the scale of greys at most
 Maps = dict[int, "np.ndarray[Any, np.dtype[np.float64]]"]
 
 
@@ -40,27 +42,29 @@ def attention_figure(run: Run, moments: int = 6) -> Figure | None:
 def _heads_figure(run: Run, chosen: dict[int, str], maps: list[Maps], rows: list[tuple[int, int]]) -> Figure:
     """One small map per head and moment, on one scale of grey."""
     query, key = next(iter(maps[0].values())).shape[1:]
-    scale = PANEL / max(query, key)
     several = len({layer for layer, _ in rows}) > 1
-    margin = (0.55 if several else 0.4, 1.0, 0.75, 0.3)
-    figure, axes = grid((len(rows), len(chosen)), (scale * key, scale * query), (0.08, 0.12), margin)
+    margin = (0.75, 1.0, 0.75, 0.3)
+    figure, axes = grid((len(rows), len(chosen)), _panel(query, key), (0.08, 0.12), margin)
     top = max(float(np.abs(pattern).max()) for layers in maps for pattern in layers.values())
     low = 0.0 if all((pattern >= 0).all() for layers in maps for pattern in layers.values()) else -top
     look: Any = {"vmin": low, "vmax": top, "cmap": "Greys" if low == 0 else "PuOr", "interpolation": "nearest"}
     image = None
     for (row, (layer, head)), (column, layers) in _pairs(rows, maps):
         axis = axes[row, column]
-        image = axis.imshow(layers[layer][head], aspect="equal", **look)
+        image = axis.imshow(layers[layer][head], aspect="auto", **look)
         _bare(axis)
         if column == 0:
-            axis.set_ylabel(f"layer {layer}\nhead {head}" if several else f"head {head}", fontsize=8)
+            _name_row(axis, f"layer {layer}\nhead {head}" if several else f"head {head}")
     _name_columns(axes, chosen)
     axes[-1, 0].set_xlabel("key →", fontsize=7, color="0.4")
     assert image is not None
-    middle, width = axes[0, -1].get_position(), figure.get_figwidth()
-    beside = figure.add_axes((middle.x1 + 0.12 / width, middle.y0, 0.12 / width, middle.height))
+    top_right, foot = axes[0, -1].get_position(), axes[-1, -1].get_position().y0
+    (width, height), whole = figure.get_size_inches(), top_right.y1 - foot
+    tall = min(whole, BAR / height)
+    beside = figure.add_axes((top_right.x1 + 0.12 / width, top_right.y1 - tall, 0.12 / width, tall))
     figure.colorbar(image, cax=beside, label="mean attention")
-    headline(figure, f"{title_of(run)}: attention (query down, key across) at the stages' ends")
+    down = "one query" if query == 1 else "query down"
+    headline(figure, f"{title_of(run)}: attention ({down}, key across) at the stages' ends")
     return figure
 
 
@@ -68,13 +72,13 @@ def _composite_figure(run: Run, chosen: dict[int, str], maps: list[Maps]) -> Fig
     """One map per layer and moment, the heads as colours that add up: for models of many heads."""
     layers = list(maps[0])[:MOST_LAYERS]
     query, key = maps[0][layers[0]].shape[1:]
-    scale = PANEL / max(query, key)
-    figure, axes = grid((len(layers), len(chosen)), (scale * key, scale * query), (0.08, 0.12), (0.4, 0.15, 0.75, 0.45))
+    full = max(float(np.abs(found[layer]).max()) for found in maps for layer in layers)
+    figure, axes = grid((len(layers), len(chosen)), _panel(query, key), (0.08, 0.12), (0.75, 0.15, 0.75, 0.45))
     for (row, layer), (column, found) in _pairs(layers, maps):
-        axes[row, column].imshow(composite(found[layer]), aspect="equal", interpolation="nearest")
+        axes[row, column].imshow(composite(found[layer], full), aspect="auto", interpolation="nearest")
         _bare(axes[row, column])
         if column == 0:
-            axes[row, column].set_ylabel(f"layer {layer}", fontsize=8)
+            _name_row(axes[row, column], f"layer {layer}")
     _name_columns(axes, chosen)
     heads = len(maps[0][layers[0]])
     handles = [Patch(color=COLOURS[h % len(COLOURS)], label=f"head {h}") for h in range(heads)]
@@ -116,10 +120,13 @@ def _mean_pattern() -> Any:
     return MeanPattern
 
 
-def composite(pattern: Any) -> Any:
-    """[head, query, key] -> an image [query, key, 3] on white, each head darkening it in its own colour."""
+def composite(pattern: Any, full: float | None = None) -> Any:
+    """[head, query, key] -> an image [query, key, 3] on white, each head darkening it in its own colour.
+
+    Attention of `full` (default: the largest) has a head's full colour.
+    """
     colours = np.array([matplotlib.colors.to_rgb(COLOURS[h % len(COLOURS)]) for h in range(len(pattern))])
-    strength = np.abs(pattern) / max(np.abs(pattern).max(), 1e-12)  # [head, query, key]
+    strength = np.abs(pattern) / max(np.abs(pattern).max() if full is None else full, 1e-12)  # [head, query, key]
     return np.clip(1 - np.einsum("hqk,hc->qkc", strength, 1 - colours), 0, 1)
 
 
@@ -142,6 +149,16 @@ def chosen_steps(run: Run, moments: int) -> dict[int, str]:
 
 def _pairs(rows: list[Any], columns: list[Maps]) -> Any:
     return (((r, row), (c, column)) for r, row in enumerate(rows) for c, column in enumerate(columns))
+
+
+def _panel(query: int, key: int) -> tuple[float, float]:
+    """Width and height of a map in inches: its entries are squares, unless it would be too flat or narrow to see."""
+    scale = PANEL / max(query, key)
+    return max(scale * key, NARROWEST), max(scale * query, NARROWEST)
+
+
+def _name_row(axis: Any, name: str) -> None:
+    axis.set_ylabel(name, fontsize=8, rotation=0, ha="right", va="center")
 
 
 def _bare(axis: Any) -> None:

@@ -3,21 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from textwrap import fill
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from matplotlib.axes import Axes
+from matplotlib.ticker import MaxNLocator
 
 from stagelens.errors import StagelensError
 from stagelens.events import places
-from stagelens.figures.style import THEORY, line_style
+from stagelens.figures.labels import name_above, name_beside, name_times
+from stagelens.figures.style import LEVEL, THEORY, TIME, line_style
 
 if TYPE_CHECKING:
     from stagelens.prediction import Prediction
     from stagelens.runs import Run
 
 MOST_IN_LEGEND = 8
-SMALL: Any = {"fontsize": 7, "color": "0.25"}
+WIDEST_LABEL = 30  # letters of a legend's line
+ROUNDING = 1e-5  # of a series' size: what varies by less is taken for a constant
 GREYS = ("1.0", "0.94", "0.88", "0.82")
 
 
@@ -55,6 +59,7 @@ def fit_x_axis(axis: Axes, run: Run) -> None:
         axis.set_xlim(positive[0], positive[-1] * 1.03)
     else:
         axis.margins(x=0.01)
+        axis.xaxis.set_major_locator(MaxNLocator(5))
 
 
 def draw_series(axis: Axes, run: Run, name: str, legend: bool = True) -> None:
@@ -70,6 +75,8 @@ def draw_series(axis: Axes, run: Run, name: str, legend: bool = True) -> None:
     if column.labels and len(column.labels) <= MOST_IN_LEGEND:
         axis.set_yticks(range(len(column.labels)), column.labels)
         axis.set_ylim(-0.3, len(column.labels) - 0.7)
+    else:
+        keep_rounding_out(axis, flat)
     if legend and 1 < len(labels) <= MOST_IN_LEGEND:
         axis.legend()
 
@@ -84,27 +91,6 @@ def shade_stages(axis: Axes, run: Run, labels: bool = False) -> None:
         name_above(axis, [(stage.at, stage.name) for stage in shown if stage.name])
 
 
-def name_above(axis: Axes, names: Sequence[tuple[float, str]]) -> None:
-    """Names above the axis at their places; a name that would run into the one before goes a line higher."""
-    ends: list[float] = []  # where each line of names is occupied up to
-    for place, name in sorted(names):
-        width = 0.0095 * len(name) + 0.01  # of the axis, at this font size on the widths that are used
-        left = _across(axis, place) - width / 2
-        line = next((i for i, end in enumerate(ends) if left > end), len(ends))
-        ends[line:] = [left + width, *ends[line + 1 :]]
-        axis.annotate(
-            name,
-            (place, 1.0),
-            xycoords=("data", "axes fraction"),
-            xytext=(0, 2 + 8 * line),
-            textcoords="offset points",
-            ha="center",
-            va="bottom",
-            annotation_clip=False,
-            **SMALL,
-        )
-
-
 def shade_phases(axis: Axes, run: Run, layer: Any) -> None:
     """The phases of head specialization of one layer as greys, the later the darker."""
     order = list(dict.fromkeys(phase["phase"] for phase in run.phases))
@@ -115,51 +101,40 @@ def shade_phases(axis: Axes, run: Run, layer: Any) -> None:
 
 
 def draw_predictions(axis: Axes, run: Run, name: str) -> None:
-    """Theory over the series `name`: levels as dashed lines across, times as dashed lines up, curves dashed black."""
+    """Theory over the series `name`: levels as dashed lines across, times as dotted lines up, curves dashed black.
+
+    The legend's label of each says the equations it comes from; levels are named beside the axis, times at its foot.
+    """
     shown = [prediction for prediction in predictions_of(run) if prediction.series == name]
     steps = run.timeline.steps.astype(np.float64)
-    curves = [prediction.name for prediction in shown if prediction.kind == "curve"]
-    for prediction in shown:
-        if callable(prediction.expected):
-            low, high = prediction.window or (-np.inf, np.inf)
-            inside = steps[(steps >= low) & (steps <= high)]
-            first = prediction.name == curves[0]
-            label = f"theory: {prediction.name}" if len(curves) == 1 else "theory" if first else None
-            axis.plot(inside, prediction.expected(inside), label=label, zorder=3, **THEORY)
-        elif prediction.kind == "level":
-            axis.axhline(prediction.expected, zorder=1, **THEORY | {"lw": 0.8})
-        else:
-            axis.axvline(prediction.expected, zorder=1, **THEORY | {"lw": 0.8})
-    _name_levels(axis, [(float(p.expected), p.name) for p in shown if p.kind == "level" and not callable(p.expected)])
-    _name_times(axis, [(float(p.expected), p.name) for p in shown if p.kind == "time" and not callable(p.expected)])
+    for kind, look in (("level", LEVEL), ("time", TIME), ("curve", THEORY)):
+        alike = [prediction for prediction in shown if prediction.kind == kind]
+        for prediction in alike:
+            label = theory_label(alike) if prediction is alike[0] else None
+            if callable(prediction.expected):
+                low, high = prediction.window or (-np.inf, np.inf)
+                inside = steps[(steps >= low) & (steps <= high)]
+                axis.plot(inside, prediction.expected(inside), label=label, zorder=3, **look)
+            elif kind == "level":
+                axis.axhline(prediction.expected, label=label, zorder=1, **look)
+            else:
+                axis.axvline(prediction.expected, label=label, zorder=1, **look)
+    name_beside(axis, [(float(p.expected), p.name) for p in shown if p.kind == "level" and not callable(p.expected)])
+    name_times(axis, [(float(p.expected), p.name) for p in shown if p.kind == "time" and not callable(p.expected)])
 
 
-def _name_levels(axis: Axes, names: Sequence[tuple[float, str]]) -> None:
-    """Names of levels right of the axis; levels that are too near each other share a line."""
-    low, high = axis.get_ylim()
-    merged: list[tuple[float, str]] = []
-    for level, name in sorted(names):
-        if merged and level - merged[-1][0] < 0.055 * (high - low):
-            merged[-1] = (merged[-1][0], f"{merged[-1][1]}, {name}")
-        else:
-            merged.append((level, name))
-    for level, name in merged:
-        place: Any = {"xycoords": ("axes fraction", "data"), "xytext": (3, 0), "textcoords": "offset points"}
-        axis.annotate(name, (1.0, level), va="center", ha="left", annotation_clip=False, **place, **SMALL)
+def theory_label(alike: Sequence[Prediction]) -> str:
+    """What predictions of one kind are called in a legend, with the equations that they come from."""
+    what = alike[0].name if len(alike) == 1 else f"{alike[0].kind}s"
+    sources = ", ".join(dict.fromkeys(prediction.reference for prediction in alike))
+    return fill(f"theory: {what} ({sources})", WIDEST_LABEL)
 
 
-def _name_times(axis: Axes, names: Sequence[tuple[float, str]]) -> None:
-    """Names of times along their lines, at the foot of the axis; one that is too near the one before stands higher."""
-    before, foot = -1.0, 0.0
-    for time, name in sorted(names):
-        across = _across(axis, time)
-        foot = foot + 0.07 * len(name) if across - before < 0.025 and foot < 0.5 else 0.0
-        before = across
-        place: Any = {"xycoords": ("data", "axes fraction"), "xytext": (2, 3), "textcoords": "offset points"}
-        axis.annotate(name, (time, foot), rotation=90, ha="left", va="bottom", annotation_clip=True, **place, **SMALL)
-
-
-def _across(axis: Axes, x: float) -> float:
-    """Where `x` lies along the axis, from 0 (left) to 1 (right), on whatever scale it has."""
-    along: float = axis.transAxes.inverted().transform(axis.transData.transform((x, 1.0)))[0]
-    return along
+def keep_rounding_out(axis: Axes, values: Any) -> None:
+    """An axis that would show nothing but the rounding of a constant shows the constant instead."""
+    finite = values[np.isfinite(values)]
+    size = float(np.abs(finite).max(initial=0.0))
+    if size and float(np.ptp(finite)) <= ROUNDING * size:
+        middle, step = float(finite.mean()), float(axis.dataLim.x0)
+        axis.update_datalim([(step, middle - 0.05 * size), (step, middle + 0.05 * size)], updatex=False)
+        axis.autoscale_view(scalex=False)

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import re
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +19,7 @@ from matplotlib.figure import Figure
 from stagelens.files import writing
 from stagelens.palette import COLOURS, DASHES
 
-__all__ = ["COLOURS", "DASHES", "THEORY", "line_style", "save", "styled"]
+__all__ = ["COLOURS", "DASHES", "LEVEL", "THEORY", "TIME", "line_style", "save", "styled"]
 
 STYLE: Any = {
     "figure.dpi": 130,
@@ -32,14 +35,22 @@ STYLE: Any = {
     "axes.formatter.limits": (-4, 5),
     "xtick.color": "0.25",
     "ytick.color": "0.25",
-    "legend.frameon": False,
+    "legend.frameon": True,  # white, without an edge: a line that passes below does not cross the words
+    "legend.facecolor": "white",
+    "legend.edgecolor": "none",
+    "legend.framealpha": 0.85,
+    "legend.fancybox": False,
     "legend.fontsize": 8,
     "legend.handlelength": 2.6,
     "lines.linewidth": 1.6,
     "svg.fonttype": "none",
     "svg.hashsalt": "stagelens",  # the same figure is the same file
 }
-THEORY: Any = {"color": "black", "ls": (0, (4, 2)), "lw": 1.1}
+THEORY: Any = {"color": "black", "ls": (0, (4, 2)), "lw": 1.1}  # a curve
+LEVEL: Any = {"color": "0.45", "ls": (0, (4, 2)), "lw": 0.8}  # where a series rests
+TIME: Any = {"color": "0.3", "ls": ":", "lw": 1.1}  # when something happens
+
+NOT_XML = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\ufffe\uffff]")  # a name may hold them, a picture may not
 
 
 @contextmanager
@@ -59,12 +70,12 @@ def grid(
     panel: tuple[float, float],
     gap: tuple[float, float],
     margin: tuple[float, float, float, float],
-    **sharing: bool,
+    **sharing: bool | str,
 ) -> tuple[Figure, Any]:
     """A figure and its axes [row, column], in inches: panel and gap (width, height), margin (left, right, top, bottom).
 
     The sizes of what stands around a panel are known beforehand, so no layout engine is needed: that would take longer
-    than drawing the figure. `sharing` is `sharex` or `sharey`.
+    than drawing the figure. `sharing` is `sharex` or `sharey`: True, or `row` or `col`.
     """
     (rows, columns), (left, right, top, bottom) = shape, margin
     width = left + columns * panel[0] + (columns - 1) * gap[0] + right
@@ -75,6 +86,15 @@ def grid(
     spacing = {"wspace": gap[0] / panel[0], "hspace": gap[1] / panel[1]}
     options: Any = {"squeeze": False, "gridspec_kw": place | spacing, **sharing}
     return figure, figure.subplots(rows, columns, **options)
+
+
+def make_room(figure: Figure, inches: float) -> None:
+    """Widens a figure of `grid` at its right, for what stands beside its axes; those keep their size."""
+    old = figure.get_figwidth()
+    figure.set_figwidth(old + inches)
+    for axis in figure.axes:
+        place, share = axis.get_position(), old / (old + inches)
+        axis.set_position((place.x0 * share, place.y0, place.width * share, place.height))
 
 
 def headline(figure: Figure, text: str) -> None:
@@ -88,10 +108,12 @@ def save(figure: Figure, path: Path) -> None:
     The canvas is asked directly: `savefig` would draw every figure once more beforehand, to no use here.
     """
     dpi = figure.dpi
-    with styled(), writing(path) as aside:
+    with styled(), writing(path) as aside, warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Glyph .* missing", UserWarning)  # it would show a stranger's letters raw
         _lay_out(figure)
         if path.suffix.lower() == ".svg":
-            FigureCanvasSVG(figure).print_svg(str(aside), metadata={"Date": None})
+            FigureCanvasSVG(figure).print_svg(drawn := StringIO(), metadata={"Date": None})
+            aside.write_text(NOT_XML.sub("\N{REPLACEMENT CHARACTER}", drawn.getvalue()), encoding="utf-8")
         else:
             FigureCanvasAgg(figure).print_png(str(aside))
     figure.set_dpi(dpi)  # the svg canvas changes it

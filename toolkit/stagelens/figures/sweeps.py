@@ -57,7 +57,9 @@ def measure_figure(swept: Sweep) -> Figure:
         _log_where_wide(axis, "x", [row[first] for row in rows])
     _log_where_wide(axis, "y", [row[measure] for row in rows])
     axis.set(xlabel=first, ylabel=measure)
-    if others:
+    if any(row["censored"] for row in rows):
+        axis.plot([], [], label="never reached (censored)", **CENSORED)
+    if axis.get_legend_handles_labels()[1]:
         axis.legend()
     return figure
 
@@ -117,14 +119,17 @@ def _measured(swept: Sweep) -> tuple[Any, Any, dict[str, Any]]:
 
 
 def _draw_group(axis: Axes, rows: Sequence[dict[str, Any]], key: str, measure: str, look: Any, label: str) -> None:
+    """The seeds as dots, or as carets where they are censored; the line of their means leaves out where one is."""
     places = list(dict.fromkeys(row[key] for row in rows))
     if _numeric(rows, key):
         places.sort()
-    for censored, marker in ((False, {"marker": "o", "ms": 3, "ls": "none", "color": look["color"]}), (True, CENSORED)):
+    dots: Any = {"marker": "o", "ms": 3, "ls": "none", "color": look["color"]}
+    for censored, marker in ((False, dots), (True, CENSORED | {"mec": look["color"]})):
         some = [row for row in rows if row["censored"] is censored]
         axis.plot([_place(row, key) for row in some], [row[measure] for row in some], **marker)
-    means = [float(np.mean([row[measure] for row in rows if row[key] == place])) for place in places]
-    axis.plot([_place({key: place}, key) for place in places], means, label=label, **look)
+    here = [[row[measure] if not row["censored"] else np.nan for row in rows if row[key] == place] for place in places]
+    means = [float(np.mean(values)) for values in here]
+    axis.plot([_place({key: place}, key) for place in places], means, label=label or None, **look)
 
 
 def _place(row: dict[str, Any], key: str) -> Any:

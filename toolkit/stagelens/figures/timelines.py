@@ -22,7 +22,8 @@ from stagelens.figures.drawing import (
     title_of,
     x_label,
 )
-from stagelens.figures.style import COLOURS, DASHES, grid, headline
+from stagelens.figures.labels import legend_beside
+from stagelens.figures.style import COLOURS, DASHES, grid, headline, make_room
 
 if TYPE_CHECKING:
     from stagelens.runs import Run
@@ -30,17 +31,17 @@ if TYPE_CHECKING:
 MASS = "head_specialization/mass"
 UNITS = {"kl_to_references/kl": "KL to reference, nats"}
 MOST_LINES = 24  # a reading of more lines is no use in a small panel
+MOST_IN_SMALL_LEGEND = 4
 
 
 def loss_figure(run: Run) -> Figure | None:
     """The metric with its stages and theory; below it the excess, the KL to the references and what theory is about."""
-    wanted = [run.manifest.metric, "loss", "excess", "kl_to_references/kl", *(p.series for p in predictions_of(run))]
+    predictions = predictions_of(run)
+    wanted = [run.manifest.metric, "loss", "excess", "kl_to_references/kl", *(p.series for p in predictions)]
     panels = [name for name in dict.fromkeys(wanted) if name in run.timeline]
     if not panels:
         return None
-    names = max((len(p.name) for p in predictions_of(run) if p.kind == "level"), default=0)
-    margin = (0.75, 0.15 + 0.062 * names, 0.65, 0.5)
-    figure, axes = grid((len(panels), 1), panel=(6.3, 1.7), gap=(0, 0.18), margin=margin, sharex=True)
+    figure, axes = grid((len(panels), 1), panel=(6.3, 1.7), gap=(0, 0.18), margin=(0.85, 0.15, 0.65, 0.5), sharex=True)
     axes = axes[:, 0]
     for axis, name in zip(axes, panels, strict=True):
         draw_series(axis, run, name, legend=False)
@@ -48,14 +49,18 @@ def loss_figure(run: Run) -> Figure | None:
             axis.lines[-1].set_label("evaluation batch")
             axis.plot(*run.timeline.scalar("train_loss"), color="0.72", lw=0.8, label="training batch", zorder=1)
     fit_x_axis(axes[0], run)
+    room = 0.0
     for axis, name in zip(axes, panels, strict=True):
         draw_predictions(axis, run, name)
         shade_stages(axis, run, labels=axis is axes[0])
-        if len(axis.get_legend_handles_labels()[0]) > 1:
-            axis.legend()
-        axis.set_ylabel(UNITS.get(name, name))
+        levels = [p.name for p in predictions if p.kind == "level" and p.series == name]
+        room = max(room, legend_beside(axis, levels))
+        axis.set_ylabel(UNITS.get(name, name.replace("/", "/\n")))
     axes[-1].set_xlabel(x_label(run))
-    headline(figure, title_of(run))
+    figure.align_ylabels(axes)
+    make_room(figure, room)
+    theory = " over theory" if predictions else ""
+    headline(figure, f"{title_of(run)}: {panels[0]}{theory}, with its stages (grey: transitions)")
     return figure
 
 
@@ -66,7 +71,7 @@ def specialization_figure(run: Run) -> Figure | None:
     column, values = run.timeline.column(MASS), run.timeline.series(MASS)  # [step, layer, head, group]
     n_layers, n_heads, n_groups = values.shape[1:]
     shape, margin = (n_layers, n_heads), (0.65, 1.35, 0.6, 0.5)
-    figure, axes = grid(shape, panel=(2.1, 1.75), gap=(0.35, 0.35), margin=margin, sharex=True, sharey=True)
+    figure, axes = grid(shape, panel=(2.1, 1.75), gap=(0.45, 0.35), margin=margin, sharex=True, sharey=True)
     layers = column.coordinate("layer")
     for layer, head in np.ndindex(n_layers, n_heads):
         axis = axes[layer, head]
@@ -93,22 +98,32 @@ def probes_figure(run: Run) -> Figure | None:
         return None
     columns = min(3, len(names))
     rows = -(-len(names) // columns)
-    figure, axes = grid((rows, columns), panel=(2.75, 1.45), gap=(0.75, 0.45), margin=(0.8, 0.15, 0.6, 0.5))
+    figure, axes = grid((rows, columns), panel=(2.75, 1.45), gap=(0.75, 0.6), margin=(0.8, 0.3, 0.75, 0.5))
     axes = axes.ravel()
     for axis, name in zip(axes, names, strict=False):
         draw_series(axis, run, name, legend=False)
-        axis.set_title(name, fontsize=8, loc="left", pad=4)
         axis.tick_params(labelsize=7)
-        axis.margins(x=0.01)
-        axis.xaxis.set_major_locator(MaxNLocator(5))
-        if 1 < _lines(run, name) <= 4:
-            axis.legend(fontsize=6.5, handlelength=2.0, labelspacing=0.2)
+        fit_x_axis(axis, run)
+        _head_panel(axis, name, run.timeline.column(name).dims, run.timeline.series(name).shape[1:])
     for axis in axes[len(names) :]:
         axis.set_axis_off()
     for axis in axes[max(0, len(names) - columns) : len(names)]:
         axis.set_xlabel(x_label(run))
-    headline(figure, f"{title_of(run)}: probes")
+    headline(figure, f"{title_of(run)}: what the probes read")
     return figure
+
+
+def _head_panel(axis: Axes, name: str, dims: Sequence[str], sizes: Sequence[int]) -> None:
+    """The name of a small panel and, below it, what its lines are: a legend of a few, else the dims they go along."""
+    handles, labels = axis.get_legend_handles_labels()
+    along = [dim for dim, size in zip(dims, sizes, strict=True) if size > 1]
+    few = 1 < len(labels) <= MOST_IN_SMALL_LEGEND
+    if few:
+        place: Any = {"loc": "lower left", "bbox_to_anchor": (-0.02, 1.0), "borderaxespad": 0.1, "frameon": False}
+        widths: Any = {"handlelength": 1.9, "handletextpad": 0.4, "columnspacing": 0.9, "fontsize": 6.5}
+        axis.legend(handles, labels, ncols=len(labels), **place, **widths)
+    title = name if few or not along else f"{name}, by {' and '.join(along)}"
+    axis.set_title(title, loc="left", fontsize=8 if len(title) < 45 else 7, pad=14 if few else 4)
 
 
 def _draw_masses(axis: Axes, steps: Any, masses: Any, names: Sequence[Any]) -> None:

@@ -1,0 +1,119 @@
+"""Names and legends on an axis that run neither into each other nor into the lines."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.transforms import ScaledTranslation
+from scipy.optimize import isotonic_regression
+
+SMALL: Any = {"fontsize": 7, "color": "0.25"}
+LETTER = 4.0  # points, the mean width of a letter of a small name
+LINE = 8.5  # points, the height of a line of small names
+LEADER = 10.0  # points from the axis to a name beside it
+MOST_ENTRIES = 12  # of a legend beside a panel
+
+
+def name_above(axis: Axes, names: Sequence[tuple[float, str]]) -> None:
+    """Names above the axis at their places; a name that would run into the one before goes a line higher."""
+    width = _points(axis)[0]
+    ends: list[float] = []  # where each line of names is occupied up to, in points
+    for place, name in sorted(names):
+        own = LETTER * len(name) + 6
+        left = _across(axis, place) * width - own / 2
+        line = next((i for i, end in enumerate(ends) if left > end), len(ends))
+        ends[line:] = [left + own, *ends[line + 1 :]]
+        where: Any = {"xycoords": ("data", "axes fraction"), "xytext": (0, 2 + 8 * line), "textcoords": "offset points"}
+        axis.annotate(name, (place, 1.0), ha="center", va="bottom", annotation_clip=False, **where, **SMALL)
+
+
+def name_beside(axis: Axes, names: Sequence[tuple[float, str]]) -> None:
+    """Names of levels right of the axis, each led to by a thin line: neighbours are moved apart where they must be."""
+    shown = [(up, name) for level, name in sorted(names) if -0.01 <= (up := _up(axis, level)) <= 1.01]
+    height = _points(axis)[1]
+    places = spread([up for up, _ in shown], min(LINE / height, 1.1 / max(len(shown), 1)))
+    for (up, name), place in zip(shown, places, strict=True):
+        leader = {"arrowstyle": "-", "color": "0.6", "lw": 0.5, "shrinkA": 0, "shrinkB": 0, "relpos": (0, 0.5)}
+        where: Any = {"xycoords": "axes fraction", "xytext": (LEADER, (place - up) * height)}
+        look: Any = {"textcoords": "offset points", "arrowprops": leader, "ha": "left", "va": "center"}
+        axis.annotate(name, (1.0, up), annotation_clip=False, **where, **look, **SMALL)
+
+
+def name_times(axis: Axes, names: Sequence[tuple[float, str]]) -> None:
+    """Names of times along their lines, at the foot of the axis; one that is too near the one before stands higher."""
+    width, height = _points(axis)
+    before, foot = -np.inf, 0.0
+    for time, name in sorted(names):
+        across = _across(axis, time) * width
+        foot = foot + (LETTER * len(name) + 8) / height if across - before < 12 and foot < 0.5 else 0.0
+        before = across
+        where: Any = {"xycoords": ("data", "axes fraction"), "xytext": (2, 3), "textcoords": "offset points"}
+        behind = {"facecolor": "white", "edgecolor": "none", "pad": 0.4, "alpha": 0.85}
+        look: Any = {"rotation": 90, "ha": "left", "va": "bottom", "bbox": behind, "zorder": 1.5}  # below the curves
+        axis.annotate(name, (time, foot), **look, **where, **SMALL)
+
+
+def legend_beside(axis: Axes, names: Sequence[str] = (), **options: Any) -> float:
+    """A legend right of the axis, where no line goes, and of the `names` that stand there; none for a single line.
+
+    Returns what both take of the margin, in inches.
+    """
+    beside = (LEADER + LETTER * max(map(len, names)) + 4) / 72 if names else 0.0
+    handles, labels = axis.get_legend_handles_labels()
+    if len(labels) > MOST_ENTRIES:  # of many lines only those of theory are named
+        of_theory = [number for number, label in enumerate(labels) if label.startswith("theory")][:MOST_ENTRIES]
+        handles, labels = [handles[number] for number in of_theory], [labels[number] for number in of_theory]
+    elif len(labels) == 1:
+        labels = []
+    if not labels:
+        return beside
+    moved = axis.transAxes + ScaledTranslation(beside + 0.1, 0, axis.figure.dpi_scale_trans)
+    place: Any = {"loc": "upper left", "bbox_to_anchor": (1.0, 1.0), "bbox_transform": moved, "borderaxespad": 0.0}
+    axis.legend(handles, labels, **place, **options)
+    entry, title = (_longest(texts) for texts in (labels, [options.get("title", "")]))
+    return beside + 0.1 + max(38 + 4.5 * entry, 4.8 * title) / 72
+
+
+def legend_row(figure: Figure, *axes: Axes, **options: Any) -> None:
+    """The legends of `axes` as a row below the headline, for all panels of a figure of `grid`."""
+    handles = [handle for axis in axes for handle in axis.get_legend_handles_labels()[0]]
+    labels = [label for axis in axes for label in axis.get_legend_handles_labels()[1]]
+    left = axes[0].get_position().x0
+    place: Any = {"loc": "upper left", "bbox_to_anchor": (left, 1 - 0.31 / figure.get_figheight())}
+    look: Any = {"ncols": len(labels), "borderaxespad": 0.0, "borderpad": 0.0, "columnspacing": 1.6, "frameon": False}
+    figure.legend(handles, labels, **place, **look | options)
+
+
+def _longest(texts: Sequence[str]) -> int:
+    """Letters of the longest line of `texts`."""
+    return max((len(line) for text in texts for line in text.splitlines()), default=0)
+
+
+def spread(places: Sequence[float], least: float) -> Any:
+    """Rising places moved as little as may be (least squares) so that neighbours are `least` apart, within 0..1."""
+    steps = least * np.arange(len(places))
+    if not len(places):
+        return steps
+    moved = isotonic_regression(np.asarray(places) - steps).x
+    return np.clip(moved, min(0.0, 1 - steps[-1]), max(0.0, 1 - steps[-1])) + steps
+
+
+def _points(axis: Axes) -> tuple[float, float]:
+    """Width and height of the axis in points."""
+    size = axis.get_window_extent()
+    scale = 72 / axis.figure.dpi
+    return float(size.width * scale), float(size.height * scale)
+
+
+def _across(axis: Axes, x: float) -> float:
+    """Where `x` lies along the axis, from 0 (left) to 1 (right), on whatever scale it has."""
+    return float(axis.transAxes.inverted().transform(axis.transData.transform((x, 1.0)))[0])
+
+
+def _up(axis: Axes, y: float) -> float:
+    """How high `y` lies, from 0 (foot) to 1 (top)."""
+    return float(axis.transAxes.inverted().transform(axis.transData.transform((axis.get_xlim()[1], y)))[1])
