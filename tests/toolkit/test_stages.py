@@ -218,3 +218,17 @@ def test_a_series_that_lacks_a_transition_is_matched_by_its_levels() -> None:
 def test_a_group_without_series_is_a_usage_error() -> None:
     with pytest.raises(UsageError, match="at least one"):
         detect_group([1, 2, 3], [])
+
+
+@pytest.mark.parametrize(
+    ("levels", "names"),
+    [
+        ([3.0, 2.0, 0.5], ["a", "b"]),
+        ([3.0, 2.5, 2.0, 1.2, 0.5], ["a, b", "c, d"]),  # two levels at a time, as where one drop learns two things
+        ([3.0, 2.0, 0.5, 0.1], ["a", "b"]),  # on its way
+        ([3.0, 0.5], ["", "a"]),  # a plateau that theory does not know
+    ],
+)
+def test_transitions_are_named_by_the_levels_that_they_lead_to(levels: list[float], names: list[str]) -> None:
+    stages = detect_stages(*two_steps()).named_by_level("abcd"[: len(levels) - 1], levels)
+    assert [transition.name for transition in stages.transitions] == names

@@ -10,6 +10,7 @@ from table import rows_kept
 HERE = Path(__file__).parent
 PAGE = HERE.parents[1] / "docs" / "reliability.md"
 TABLE = "{{ table }}"
+MUTATIONS = 2000  # in a whole set of them
 
 
 def table(rows: list[dict[str, Any]]) -> str:
@@ -26,6 +27,9 @@ def table(rows: list[dict[str, Any]]) -> str:
     sets = [f"tests/torture/{file.name}" for file in sorted(HERE.glob("test_*.py"))]
     if unrun := [f"`pytest {name}`" for name in sets if not any(name in row["command"] for row in rows)]:
         about += f"; not run to their end, and so not in the table: {', '.join(unrun)}"
+    damaged = sum(row["tried"] for row in rows if "test_mutations" in row["command"])
+    if damaged < MUTATIONS:
+        about += f"; {damaged:,} of {MUTATIONS:,} damaged files tried (`pytest tests/torture/test_mutations.py`)"
     return "\n".join([*lines, "", f"<sub>{about}</sub>"])
 
 

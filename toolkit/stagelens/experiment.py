@@ -33,7 +33,10 @@ class Experiment(ABC):
         return ()
 
     def stage_names(self) -> Sequence[str]:
-        """Names of the transitions of `metric`, in the order theory expects them."""
+        """Names of the transitions of `metric`, in the order theory expects them.
+
+        Where `predictions` has the levels between them, one more than names, a transition is named by where it leads.
+        """
         return ()
 
     def features(self) -> Mapping[str, float]:

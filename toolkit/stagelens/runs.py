@@ -92,6 +92,12 @@ class Run:
 
         found = detect_stages(*self.timeline.scalar(metric))
         names = self.manifest.stage_names if metric == self.manifest.metric else []
+        predicted = [
+            p.get("expected") for p in self.predictions if (p.get("kind"), p.get("series")) == ("level", metric)
+        ]
+        levels = [level for level in predicted if level is not None]
+        if names and len(levels) == len(names) + 1:
+            return found.named_by_level(names, levels)
         count = len(found.transitions)
         # A run on its way has the first of the stages that theory names; one with more of them than that, none.
         return found.named(names[:count]) if 0 < count <= len(names) else found

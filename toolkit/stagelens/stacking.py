@@ -12,6 +12,7 @@ from torch.func import functional_call
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
+from stagelens.finite import FirstBad
 from stagelens.seeds import derive, seed_everywhere, untouched_rng
 from stagelens.task import Batch, Task
 from stagelens.tracing import traced
@@ -56,8 +57,7 @@ class Stacked:
         self._take_over()
         self.loss: Tensor | None = None  # [seed]
         self.gradient_norm: Tensor | None = None  # [seed]
-        self._bad_step = torch.full((len(members),), -1, dtype=torch.int64, device=first.device)
-        self._unseen: list[tuple[int, Tensor]] = []  # steps and losses, until somebody asks if they are finite
+        self.bad = FirstBad((len(members),), first.device)
         self._phase: str | None = None
         self._follow_gradients()
         self._stack_buffers()
@@ -74,7 +74,7 @@ class Stacked:
         self.optimizer.step()
         if self.scheduler is not None and not (step + 1) % self.task.scheduler_every:
             self.scheduler.step()
-        self._unseen.append((step, self.loss))
+        self.bad.note(step, self.loss)
 
     def backward(self, step: int) -> Tensor:
         """The members' losses on their own batches of `step`, [seed]; each parameter's `.grad` becomes its gradient."""
@@ -102,26 +102,16 @@ class Stacked:
 
     def settle(self, saving: bool = False) -> None:
         """Brings the members up to date; with `saving`, their optimizers' states too."""
-        self._look_for_bad_steps()
+        bad = self.bad.look()
         for index, member in enumerate(self.members):
             if self.loss is not None:
                 member.loss = self.loss[index]
-                member._bad_step = self._bad_step[index]
+                member.bad.step = bad[index]
             if self.gradient_norm is not None:
                 member.gradient_norm = self.gradient_norm[index]
             _copy_settings(self.optimizer, member.optimizer)
             if saving:
                 self._hand_back(index, member)
-
-    def _look_for_bad_steps(self) -> None:
-        """Notes the first step at which each member's loss was not finite."""
-        if not self._unseen:
-            return
-        steps = torch.tensor([step for step, _ in self._unseen], device=self._bad_step.device)
-        bad = ~torch.stack([losses for _, losses in self._unseen]).isfinite()  # [step, seed]
-        here = torch.where(bad.any(0), steps[bad.int().argmax(0)], -1)
-        self._bad_step = torch.where(self._bad_step < 0, here, self._bad_step)
-        self._unseen = []
 
     def _stacked_batch(self, step: int) -> _Batches:
         """The members' batches of `step`. Members that always give the same batch are stacked once."""

@@ -60,6 +60,19 @@ class Stages(Sequence[Stage]):
         name = iter(names)
         return Stages((replace(s, name=next(name)) if s.kind == "transition" else s for s in self), self.axis)
 
+    def named_by_level(self, names: Sequence[str], levels: Sequence[float]) -> Stages:
+        """A copy whose transitions are named by where they lead: `names[m]` is the way from `levels[m]` to the next.
+
+        A transition that passes several levels has all their names, and one that reaches no further level none.
+        """
+        given, reached = [], 0
+        for stage in self:
+            nearest = int(np.argmin(np.abs(np.subtract(levels, stage.level))))
+            if stage.kind == "transition":
+                given.append(", ".join(names[reached:nearest]))
+            reached = max(reached, nearest)
+        return self.named(given)
+
     def to_dicts(self) -> list[dict[str, Any]]:
         return [stage.to_dict() for stage in self]
 

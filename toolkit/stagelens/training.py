@@ -12,6 +12,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from stagelens.errors import EnvironmentFault, UsageError
+from stagelens.finite import FirstBad
 from stagelens.flow import Diverged
 from stagelens.seeds import derive, seed_everywhere, untouched_rng
 from stagelens.task import Batch, Phase, Task
@@ -37,8 +38,7 @@ class Training:
         self.batches = task.batches(device)
         self._phases = _phase_ends(task)
         self._phase: str | None = None
-        self._nothing_bad = torch.full((), -1, dtype=torch.int64, device=device)
-        self._bad_step = self._nothing_bad
+        self.bad = FirstBad(device=device)
         self.loss: torch.Tensor | None = None
         self.gradient_norm: torch.Tensor | None = None
         self.compile_seconds: float | None = None  # None: not compiled
@@ -66,8 +66,7 @@ class Training:
         self.optimizer.step()
         self._step_scheduler(step, loss)
         self.loss = loss.detach()
-        here = torch.where(self.loss.isfinite(), self._nothing_bad, step)
-        self._bad_step = torch.where(self._bad_step < 0, here, self._bad_step)
+        self.bad.note(step, self.loss)
         if self.compile_seconds == 0.0:
             self.compile_seconds = time.perf_counter() - started  # the first step is nearly all compilation
 
@@ -81,7 +80,7 @@ class Training:
 
     def check(self) -> None:
         """Raises if the loss was not a finite number at some step; says at which."""
-        if (step := int(self._bad_step)) >= 0:
+        if (step := int(self.bad.look())) >= 0:
             raise Diverged(f"the loss became nan or infinite at step {step}; {SMALLER}")
 
     def scalars(self) -> dict[str, Any]:

@@ -1,0 +1,35 @@
+"""Whether losses stay finite, without a look at each."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+MANY = 100  # losses that wait to be looked at
+
+
+class FirstBad:
+    """The first step at which a loss was nan or infinite, -1 if none was: of one training [], of stacked ones [seed].
+
+    A step leaves its loss here, and many are looked at together: that costs a step nothing, and the device is not
+    waited for.
+    """
+
+    def __init__(self, shape: tuple[int, ...] = (), device: torch.device | str = "cpu") -> None:
+        self.step = torch.full(shape, -1, dtype=torch.int64, device=device)
+        self._unseen: list[tuple[int, Tensor]] = []
+
+    def note(self, step: int, loss: Tensor) -> None:
+        self._unseen.append((step, loss))
+        if len(self._unseen) == MANY:
+            self.look()
+
+    def look(self) -> Tensor:
+        """Looks at what was noted since the last time; the first bad step by now."""
+        if self._unseen:
+            steps = torch.tensor([step for step, _ in self._unseen], device=self.step.device)
+            bad = ~torch.stack([loss for _, loss in self._unseen]).isfinite()  # [step, ...]
+            here = torch.where(bad.any(0), steps[bad.int().argmax(0)], -1)
+            self.step = torch.where(self.step < 0, here, self.step)
+            self._unseen = []
+        return self.step
