@@ -32,6 +32,7 @@ MASS = "head_specialization/mass"
 UNITS = {"kl_to_references/kl": "KL to reference, nats"}
 MOST_LINES = 24  # a reading of more lines is no use in a small panel
 MOST_IN_SMALL_LEGEND = 4
+WIDE_TITLE = 44  # letters over a small panel
 
 
 def loss_figure(run: Run) -> Figure | None:
@@ -123,7 +124,9 @@ def _head_panel(axis: Axes, name: str, dims: Sequence[str], sizes: Sequence[int]
         widths: Any = {"handlelength": 1.9, "handletextpad": 0.4, "columnspacing": 0.9, "fontsize": 6.5}
         axis.legend(handles, labels, ncols=len(labels), **place, **widths)
     title = name if few or not along else f"{name}, by {' and '.join(along)}"
-    axis.set_title(title, loc="left", fontsize=8 if len(title) < 45 else 7, pad=14 if few else 4)
+    if len(title) > WIDE_TITLE:
+        title = title.replace(", by ", ",\nby ")
+    axis.set_title(title, loc="left", fontsize=8, pad=14 if few else 4)
 
 
 def _draw_masses(axis: Axes, steps: Any, masses: Any, names: Sequence[Any]) -> None:
