@@ -10,9 +10,10 @@ from small import Regression, Repeats, run
 
 import stagelens as sl
 from stagelens.errors import EnvironmentFault, UsageError
-from stagelens.export import export
+from stagelens.export import export, netcdf
 from stagelens.manifest import load_manifest
 from stagelens.store import FILE
+from stagelens.timeline import Timeline, pack
 
 
 @pytest.fixture(scope="module")
@@ -78,3 +79,10 @@ def test_mistakes_of_an_export(done, tmp_path):
         with pytest.raises(UsageError, match="has recorded nothing yet"):
             export(sl.load(empty.folder), format)
     assert not list(empty.folder.glob("timeline.*"))
+
+
+def test_netcdf_takes_steps_beyond_its_whole_numbers():
+    steps = [0, 2**31, 2**62]
+    found = netcdf(Timeline([pack(step, [sl.Reading("loss", 1.0)]) for step in steps]))
+    written = xarray.open_dataset(found.to_netcdf(engine="scipy"), engine="scipy")
+    assert written.step.values.tolist() == steps

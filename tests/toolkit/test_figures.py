@@ -14,7 +14,7 @@ from stagelens import Prediction
 from stagelens.figures import drawing, loss_figure, probes_figure, styled, timelines
 from stagelens.figures.attention import NARROWEST, _panel, composite
 from stagelens.figures.labels import legend_beside, legend_row, name_beside, spread
-from stagelens.figures.style import COLOURS, grid, headline, make_room
+from stagelens.figures.style import COLOURS, MOST_LETTERS, grid, headline, make_room, save
 
 LOSS = staircase(STEPS, (200, 600), (3.0, 2.0, 1.0))
 LEVELS = [3.0, 2.0, 1.2, 1.15, 1.1, 1.05, 1.0]
@@ -142,3 +142,12 @@ def test_heads_darken_a_map_on_one_scale():
     colour = np.array([int(COLOURS[0][i : i + 2], 16) / 255 for i in (1, 3, 5)])
     assert composite(sharp, 1.0)[0, 0] == pytest.approx(colour) and composite(sharp, 1.0)[0, 1] == pytest.approx(1.0)
     assert composite(even, 1.0).min() > 0.5 > composite(even).min()  # by its own largest it looks sharp
+
+
+def test_a_text_that_no_picture_has_room_for_is_cut(panel, tmp_path):
+    figure, axis = panel
+    headline(figure, "x" * 1_000_000)
+    axis.set_title("as it is")
+    save(figure, tmp_path / "figure.svg")
+    drawn = (tmp_path / "figure.svg").read_text()
+    assert "as it is" in drawn and f">{'x' * (MOST_LETTERS - 1)}…<" in drawn

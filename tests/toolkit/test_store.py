@@ -7,6 +7,7 @@ import shutil
 import sqlite3
 import subprocess
 import sys
+from contextlib import closing
 
 import numpy as np
 import pytest
@@ -211,3 +212,11 @@ def test_a_copy_without_its_log_is_still_a_timeline(written, tmp_path_factory):
     copy = tmp_path_factory.mktemp("copy")
     shutil.copy(written / FILE, copy / FILE)
     assert len(read_measurements(copy)) == 30
+
+
+@pytest.mark.parametrize("steps", [(0.0, 1e300), (0.0, float("inf")), (-1e200, 0.0)])
+def test_steps_that_no_training_has_are_refused(tmp_path, steps):
+    with closing(Store(tmp_path)) as store:
+        store.add(*(pack(step, [Reading("loss", 1.0)]) for step in steps))
+    with pytest.raises(EnvironmentFault, match="its steps are no rising numbers"):
+        read_measurements(tmp_path)

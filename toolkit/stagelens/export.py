@@ -58,6 +58,8 @@ def tidy(timeline: Timeline) -> pandas.DataFrame:
 
 
 def netcdf(timeline: Timeline) -> xarray.Dataset:
-    """The dataset with names that netCDF takes: it knows no '/' in a name, so that becomes '.'."""
+    """The dataset with names and steps that netCDF takes: it has no '/' in a name, and no whole numbers beyond 2^31."""
     dataset = timeline.dataset
+    if np.abs(timeline.steps).max(initial=0) >= 2**31:
+        dataset = dataset.assign_coords(step=timeline.steps.astype(np.float64))
     return dataset.rename({str(name): str(name).replace("/", ".") for name in dataset.data_vars})

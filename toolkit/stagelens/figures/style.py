@@ -15,6 +15,7 @@ from cycler import cycler
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.figure import Figure
+from matplotlib.text import Text
 
 from stagelens.files import writing
 from stagelens.palette import COLOURS, DASHES
@@ -50,6 +51,7 @@ THEORY: Any = {"color": "black", "ls": (0, (4, 2)), "lw": 1.1}  # a curve
 LEVEL: Any = {"color": "0.45", "ls": (0, (4, 2)), "lw": 0.8}  # where a series rests
 TIME: Any = {"color": "0.3", "ls": ":", "lw": 1.1}  # when something happens
 
+MOST_LETTERS = 200  # of one text
 NOT_XML = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\ufffe\uffff]")  # a name may hold them, a picture may not
 
 
@@ -110,6 +112,7 @@ def save(figure: Figure, path: Path) -> None:
     dpi = figure.dpi
     with styled(), writing(path) as aside, warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Glyph .* missing", UserWarning)  # it would show a stranger's letters raw
+        _clip_texts(figure)
         _lay_out(figure)
         if path.suffix.lower() == ".svg":
             FigureCanvasSVG(figure).print_svg(drawn := StringIO(), metadata={"Date": None})
@@ -117,6 +120,13 @@ def save(figure: Figure, path: Path) -> None:
         else:
             FigureCanvasAgg(figure).print_png(str(aside))
     figure.set_dpi(dpi)  # the svg canvas changes it
+
+
+def _clip_texts(figure: Figure) -> None:
+    """Shortens what no picture has room for: a stranger's name of a million letters would take minutes to draw."""
+    for text in figure.findobj(Text):
+        if len(words := text.get_text()) > MOST_LETTERS:
+            text.set_text(f"{words[: MOST_LETTERS - 1]}…")
 
 
 def _lay_out(figure: Figure) -> None:
