@@ -232,8 +232,11 @@ def remount(folder: Path, options: str) -> None:
     subprocess.run(["mount", "-o", f"remount,{options}", str(folder)], check=True)
 
 
-def difference(one: Run, other: Run) -> str:
-    """Where `one` is not as `other`, which nobody disturbed: steps, series, weights, stages, theory; empty: nowhere."""
+def difference(one: Run, other: Run, stopped: bool = False) -> str:
+    """Where `one` is not as `other`, which nobody disturbed: steps, series, weights, stages, theory; empty: nowhere.
+
+    One that was `stopped` on its way, and not killed, has a checkpoint of that step too: with the weights of `other`.
+    """
     if one.manifest.status != other.manifest.status:
         return f"status {one.manifest.status}, {other.manifest.status}"
     if one.timeline.steps.tolist() != other.timeline.steps.tolist() or list(one.timeline) != list(other.timeline):
@@ -241,17 +244,20 @@ def difference(one: Run, other: Run) -> str:
     for name in one.timeline:
         if one.timeline.series(name).tobytes() != other.timeline.series(name).tobytes():
             return f"series {name}"
-    if not set(other.checkpoints) <= set(one.checkpoints):  # one that was stopped has that of its last step too
+    more = set(one.checkpoints) - set(other.checkpoints)
+    if set(other.checkpoints) - set(one.checkpoints) or (more and not stopped):
         return f"checkpoints {one.checkpoints}, {other.checkpoints}"
-    for step in other.checkpoints:
+    for step in one.checkpoints:
+        there = other.model_at(step).state_dict() if step in more else weights(other, step)
         try:
-            assert_same_weights(weights(one, step), weights(other, step))
+            assert_same_weights(weights(one, step), there)
         except AssertionError as error:
             return f"weights of step {step}: {error}"
-    stages = [run.manifest.stages or run.found_stages() for run in (one, other)]  # kept only beside a report
-    if stages[0] != stages[1] or one.manifest.predictions != other.manifest.predictions:
-        return "stages or predictions"
-    return ""
+    found = other.found_stages()
+    kept = [run.manifest.stages for run in (one, other) if run.manifest.stages is not None]  # beside a report
+    if any(stages != found for stages in (one.found_stages(), *kept)):
+        return "stages"
+    return "" if one.manifest.predictions == other.manifest.predictions else "predictions"
 
 
 def leavings(folder: Path) -> list[str]:

@@ -68,11 +68,11 @@ def whole(tmp_path_factory):
     return {run.name: run for run in swept}
 
 
-def compared(points: Path, whole: dict[str, sl.Run]) -> tuple[list[str], list[str]]:
-    """What is lost, and what is wrong, of the sweep's runs."""
+def compared(points: Path, whole: dict[str, sl.Run], stopped: bool = False) -> tuple[list[str], list[str]]:
+    """What is lost, and what is wrong, of the sweep's runs, whose workers were killed or `stopped`."""
     lost = [name for name in whole if not (points / name / "run.json").exists()]
     there = {name: sl.load(points / name) for name in whole if name not in lost}
-    found = {name: difference(run, whole[name]) or str(leavings(run.folder) or "") for name, run in there.items()}
+    found = {name: difference(run, whole[name], stopped) or leavings(run.folder) for name, run in there.items()}
     return lost, [f"{name}: {problem}" for name, problem in found.items() if problem]
 
 
@@ -121,7 +121,7 @@ def test_a_sweep_killed(victims, whole, tmp_path):
         if swept.failed:
             lost.append(str(swept.failed))
             continue
-        more = compared(runs / "points", whole)
+        more = compared(runs / "points", whole, stopped=True)
         lost, wrong = lost + more[0], wrong + more[1]
     record("kill -9 of a sweep itself, then again", cases, len(lost), len(wrong), COMMAND)
     assert not lost and not wrong, (lost, wrong)
