@@ -9,6 +9,7 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 from stagelens import Probe, Reading
+from stagelens.precision import wide
 from stagelens.probing import Reduced, layers, stack_layers
 from stagelens.scene import Scene, Site
 from stagelens_emergence.sequences import Examined, Located, Recalled, answering_pair
@@ -18,18 +19,20 @@ PATTERN = "attn.hook_pattern"
 
 def attention_to(pattern: Tensor, keys: Tensor) -> Tensor:
     """[head]: mean attention of the last query of `pattern` [batch, head, query, key] to `keys` bool [batch, key]."""
-    return torch.einsum("bhk,bk->h", pattern[:, :, -1], keys.to(pattern.dtype)) / len(pattern)
+    last = wide(pattern[:, :, -1])  # [batch, head, key]
+    return torch.einsum("bhk,bk->h", last, keys.to(last.dtype)) / len(last)
 
 
 def copying(pattern: Tensor, pair: Tensor) -> Tensor:
     """[head]: the mean attention from a value to its key, of the pairs bool [batch, pair] of k1 v1 k2 v2 ... q."""
-    to_own_key = pattern[:, :, 1::2, :-1:2].diagonal(dim1=-2, dim2=-1)  # [batch, head, pair]
-    return torch.einsum("bhp,bp->h", to_own_key, pair.to(pattern.dtype)) / pair.sum()
+    to_own_key = wide(pattern[:, :, 1::2, :-1:2].diagonal(dim1=-2, dim2=-1))  # [batch, head, pair]
+    return torch.einsum("bhp,bp->h", to_own_key, pair.to(to_own_key.dtype)) / pair.sum()
 
 
 def selecting(pattern: Tensor, pair: Tensor) -> Tensor:
     """[head]: the mean attention from the query q to the values of the pairs bool [batch, pair]."""
-    return torch.einsum("bhp,bp->h", pattern[:, :, -1, 1::2], pair.to(pattern.dtype)) / len(pattern)
+    to_values = wide(pattern[:, :, -1, 1::2])  # [batch, head, pair]
+    return torch.einsum("bhp,bp->h", to_values, pair.to(to_values.dtype)) / len(to_values)
 
 
 class RelevantAttention(Probe):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -12,14 +11,7 @@ from transformer_lens import HookedRootModule
 from transformer_lens.hook_points import HookPoint
 
 from stagelens.models import ToyConfig
-
-
-@dataclass(frozen=True)
-class LocalConfig(ToyConfig):
-    """A toy whose queries may see only the last `window_size` keys; TransformerLens' names again."""
-
-    attn_types: tuple[str, ...] | None = None
-    window_size: int | None = None
+from stagelens.scene import causal_keys
 
 
 class MinimalAttention(nn.Module):
@@ -86,12 +78,15 @@ class MinimalTransformer(HookedRootModule):  # type: ignore[misc]
     ) -> None:
         super().__init__()
         n = w + T - 1  # x_T is only predicted
-        local: dict[str, Any] = {"attn_types": ("local",), "window_size": context} if context else {}
-        self.cfg = LocalConfig(n_layers=1, n_heads=heads, n_ctx=n, d_vocab=d, attention_dir="causal", **local)
+        self.cfg = ToyConfig(n_layers=1, n_heads=heads, n_ctx=n, d_vocab=d, attention_dir="causal")
+        self.context = context
         self.blocks = nn.ModuleList([nn.ModuleDict({"attn": MinimalAttention(d, n, heads, init_scale, generator)})])
-        visible = torch.ones(T, n, dtype=torch.bool).tril(n - T)
-        self.register_buffer("hidden", ~(visible.triu(n - T - context + 1) if context else visible), persistent=False)
+        self.register_buffer("hidden", ~self.visible_keys(0, T, n), persistent=False)
         self.setup()
+
+    def visible_keys(self, layer: int | None, n_query: int, n_key: int) -> Tensor:  # noqa: ARG002
+        """bool [query, key]: the keys up to each query's own, or the last `context` of them, for the probes."""
+        return causal_keys(n_query, n_key, self.context or None)
 
     def forward(self, tokens: Tensor) -> Tensor:
         """tokens [batch, w + T - 1] -> logits [batch, T, d]."""

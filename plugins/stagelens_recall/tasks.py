@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from math import factorial
 from typing import Any, ClassVar, Literal
 
@@ -57,17 +56,6 @@ class SimplifiedConfig(SimplifiedHeads, TaskConfig):
         if self.train_size and not self.sampled:
             raise ValueError("the exact loss has no training set; give train_size=0, or sampled=true")
         return self
-
-
-@dataclass(frozen=True)
-class WindowKeys(Group):
-    """Keys of a window of `window` tokens; none in a layer whose keys are something else."""
-
-    window: int = 0
-
-    def mask(self, n_query: int, n_key: int, device: torch.device | str = "cpu") -> Tensor:
-        mask = super().mask(n_query, n_key, device)
-        return mask if n_key == self.window else mask & False
 
 
 class Simplified(Task):
@@ -125,9 +113,8 @@ class Simplified(Task):
         return torch.optim.SGD(model.parameters(), lr=self.config.lr, momentum=self.config.momentum)
 
     def groups(self) -> Mapping[str, Group]:
-        """The tokens of the window, counted from its end."""
-        order = self.config.order
-        return {f"token {i}": WindowKeys(positions=(order - i,), window=order) for i in range(1, order + 1)}
+        """The tokens of the first layer's window, counted from its end. The second layer's keys are permutations."""
+        return {f"token {i}": Group(positions=(-i,), layers=(0,)) for i in range(1, self.config.order + 1)}
 
     def references(self) -> Mapping[str, Callable[[Tensor], Tensor]]:
         """The partial predictors f^N of A.4, as attention to the permutations that match in N."""

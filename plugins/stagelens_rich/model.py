@@ -19,6 +19,23 @@ from stagelens.models import ToyConfig
 LEARNED = 20.0  # p(1,1) of a first layer that has learned: it looks at the previous token up to 2e-9
 
 
+def visible_in_first(n_query: int, L: int) -> Tensor:
+    """bool [query, key]: each query sees the tokens before it (Eq. 5); the last of `n_query` queries is at token L."""
+    place = torch.arange(L)
+    return place[None, :] < place[L - n_query :, None]
+
+
+def visible_in_second(n_query: int, L: int) -> Tensor:
+    """bool [query, key]: s = 2..L-1 (Eq. 6), at whatever query; the model has one, the last."""
+    place = torch.arange(L)
+    return ((place > 0) & (place < L - 1)).expand(n_query, L)
+
+
+def unseen(visible: Tensor) -> Tensor:
+    """What is added to the scores: 0 at visible keys, -inf elsewhere."""
+    return torch.zeros(visible.shape).masked_fill(~visible, -torch.inf)
+
+
 class PreviousAttention(nn.Module):
     """First layer: one head that sees only how far back a token is, never the token itself (Eq. 5)."""
 
@@ -30,8 +47,8 @@ class PreviousAttention(nn.Module):
         self.p = nn.Parameter(torch.tensor(p))
         place = torch.arange(L)
         behind = (place[1:, None] - 1 - place[None, :]).float()  # [query, key], queries 2..L
-        self.register_buffer("behind", behind.masked_fill(behind < 0, 0.0), persistent=False)
-        self.register_buffer("unseen", torch.zeros_like(behind).masked_fill(behind < 0, -torch.inf), persistent=False)
+        self.register_buffer("behind", behind.clamp(min=0), persistent=False)
+        self.register_buffer("unseen", unseen(visible_in_first(L - 1, L)), persistent=False)
         self.hook_attn_scores = HookPoint()  # [1, 1, query 2..L, key]
         self.hook_pattern = HookPoint()  # [1, 1, query, key]; the first query sees nothing
         self.hook_z = HookPoint()  # [batch, query, 1, D]
@@ -56,10 +73,8 @@ class MixedAttention(nn.Module):
         self.w_V1, self.w_V2 = (nn.Parameter(torch.tensor(sigma)) for _ in range(2))
         self.W_Q, self.W_K = nn.Parameter(W_Q), nn.Parameter(W_K)  # [D, D]
         behind = torch.arange(L - 2, -2, -1).float()  # L - 1 - s, [key]
-        unseen = torch.zeros(L)
-        unseen[[0, -1]] = -torch.inf  # s = 2..L-1
         self.register_buffer("behind", behind, persistent=False)
-        self.register_buffer("unseen", unseen, persistent=False)
+        self.register_buffer("unseen", unseen(visible_in_second(1, L)[0]), persistent=False)
         self.hook_q = HookPoint()  # [batch, 1, 1, D], of head (2,2)
         self.hook_k = HookPoint()  # [batch, key, 1, D]
         self.hook_v = HookPoint()  # [batch, key, head, D]
@@ -100,6 +115,10 @@ class MixedTransformer(HookedRootModule):  # type: ignore[misc]
     def second(self) -> Any:
         """The second layer's attention."""
         return self.blocks[1].attn
+
+    def visible_keys(self, layer: int | None, n_query: int, n_key: int) -> Tensor:
+        """bool [query, key]: the keys that the queries of a layer see, for the probes."""
+        return visible_in_second(n_query, n_key) if layer == 1 else visible_in_first(n_query, n_key)
 
     def forward(self, x: Tensor) -> Tensor:
         out: Tensor = self.second(x, self.first(x))

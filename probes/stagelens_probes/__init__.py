@@ -28,7 +28,7 @@ PROBES = (
     ProbeRef(
         "qk_alignment",
         "principal components of keys and queries, and how they align",
-        ("explained", "effective_rank", "rank", "key_query", "leading", "reference"),
+        ("explained", "effective_rank", "rank", "key_query", "key_query_chance", "leading", "reference"),
         "stagelens_probes.qk_alignment:QKAlignment",
     ),
     ProbeRef(

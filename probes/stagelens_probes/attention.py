@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from stagelens.precision import wide as wide  # the other probes import it from here
 from stagelens.probing import DoesNotApply
 from stagelens.scene import Scene, Site
 
@@ -15,7 +16,7 @@ PATTERN = "attn.hook_pattern"
 
 @dataclass(frozen=True)
 class Weights:
-    """The attention of the queries that count: those that the task scores and that see at least two keys."""
+    """The attention of the queries that count: those of `Scene.queries_at` that see at least two keys."""
 
     values: Tensor  # [batch, head, query, key], rows sum to 1
     queries: Queries
@@ -39,23 +40,19 @@ class Queries:
     visible: Tensor  # bool [query, key]
     position: Tensor  # [query]
     log_count: Tensor  # [query], of the number of keys that each sees
-
-
-def wide(tensor: Tensor) -> Tensor:
-    """`tensor` in at least single precision: sums of many bfloat16 numbers lose their digits."""
-    return tensor.float() if tensor.dtype in (torch.bfloat16, torch.float16) else tensor
+    lowest_lag: int  # of query - key: 0, or negative where queries see keys to their right
 
 
 def is_causal(scene: Scene) -> bool:
-    """Whether queries see no keys to their right; so it is unless the model's `cfg` says otherwise."""
+    """Whether queries see no keys to their right: True unless the model's `cfg.attention_dir` says otherwise."""
     return bool(getattr(getattr(scene.model, "cfg", None), "attention_dir", "causal") == "causal")
 
 
 def normalized(pattern: Tensor, visible: Tensor) -> Tensor:
     """|a| / sum |a| over visible keys, for any `pattern` a [..., query, key] with `visible` [query, key].
 
-    Softmax attention is left as it is; unnormalized (linear) attention becomes weights. A query with no
-    weight at all has no preference, so it is uniform.
+    Softmax attention is left as it is. Unnormalized (linear) attention becomes weights. Of attention with a sink
+    the keys' part is left, as if there were no sink. A query with no weight at all is uniform.
     """
     size = wide(pattern).abs().masked_fill_(~visible, 0.0)  # abs makes the copy that the rest works on in place
     total = size.sum(-1, keepdim=True)  # [..., query, 1]
@@ -67,7 +64,7 @@ def normalized(pattern: Tensor, visible: Tensor) -> Tensor:
 
 
 def perhaps_any(condition: Tensor) -> bool:
-    """Whether any entry is true; under `torch.vmap`, where nobody can tell, it may be."""
+    """True if any entry is true. Returns True under `torch.vmap`, where values cannot be inspected."""
     try:
         return bool(condition.any())
     except RuntimeError:
@@ -88,17 +85,18 @@ def _visible_weights(pattern: Tensor, site: Site, scene: Scene) -> Weights:
 def _queries(pattern: Tensor, site: Site, scene: Scene) -> Queries:
     n_query, n_key = pattern.shape[-2:]
     visible = scene.visible(pattern, site.layer)  # [query, key]
-    first = n_key - n_query  # with fewer queries than keys, the last query stands at the last key
-    scored = range(n_key)[scene.queries]
+    first = n_key - n_query  # with fewer queries than keys, the last query is at the last key
+    read = range(n_key)[scene.queries_at(site)]
     counts = visible.sum(-1).tolist()
-    rows = [q - first for q in scored if q >= first and counts[q - first] >= 2]
+    rows = [q - first for q in read if q >= first and counts[q - first] >= 2]
     if not rows:
         raise DoesNotApply(f"no scored query of {site.name!r} sees two keys; its shape is {tuple(pattern.shape)}")
     chosen = _index(rows, pattern.device)
     visible = visible[chosen]
     position = torch.arange(first, n_key, device=pattern.device)[chosen]
     count = visible.sum(-1).to(wide(pattern).dtype)
-    return Queries(chosen, visible, position, count.log())
+    lag = position[:, None] - torch.arange(n_key, device=pattern.device)[None, :]  # [query, key]
+    return Queries(chosen, visible, position, count.log(), min(0, int(lag[visible].min())))
 
 
 def _index(rows: list[int], device: torch.device) -> slice | Tensor:

@@ -9,10 +9,15 @@ import torch
 from torch import Tensor
 
 from stagelens import Probe, Reading
-from stagelens.probing import Reduced, layers, stack_layers
+from stagelens.precision import wide
+from stagelens.probing import Omitted, Reduced, layers, stack_layers
 from stagelens.scene import Scene, Site
 
 HEAD_OUTPUT = "attn.hook_z"  # [batch, position, head, d_head]
+ONE_SEQUENCE = (
+    "the heads' outputs are computed for one sequence, and the mean over one sequence is the output itself; "
+    "measure on a batch of several sequences (in models whose heads do not depend on the sequence, see zero)"
+)
 
 Replace = Callable[[Tensor], Tensor]
 
@@ -53,19 +58,26 @@ class HeadAblation(Probe):
             return "no loss is known: give the recorder loss=function(model, batch), or a task"
         return super().applies(scene)
 
-    def reduce(self, activation: Tensor, site: Site, scene: Scene) -> int:  # noqa: ARG002
-        """How many heads the layer has."""
-        return activation.shape[2]
+    def reduce(self, activation: Tensor, site: Site, scene: Scene) -> tuple[int, int]:  # noqa: ARG002
+        """The layer's number of heads, and of sequences that they are computed for."""
+        return activation.shape[2], activation.shape[0]
 
-    def readings(self, reduced: Reduced, scene: Scene) -> Iterable[Reading]:
-        for name, replacement in (("zero", zero), ("mean", mean)):
-            change = [
-                torch.stack([_change(scene, site, head, replacement) for head in range(n_heads)])
-                for site, n_heads in reduced.items()
-            ]
-            yield Reading(name, stack_layers(change), ("layer", "head"), {"layer": layers(reduced)})
+    def readings(self, reduced: Reduced, scene: Scene) -> Iterable[Reading | Omitted]:
+        layer = {"layer": layers(reduced)}
+        zeroed = [_changes(scene, site, n_heads, zero) for site, (n_heads, _) in reduced.items()]
+        yield Reading("zero", stack_layers(zeroed), ("layer", "head"), layer)
+        if all(n_sequences == 1 for _, n_sequences in reduced.values()):
+            yield Omitted("mean", ONE_SEQUENCE)
+            return
+        meaned = [
+            _changes(scene, site, n_heads, mean) if n_sequences > 1 else torch.full_like(change, torch.nan)
+            for change, (site, (n_heads, n_sequences)) in zip(zeroed, reduced.items(), strict=True)
+        ]
+        yield Reading("mean", stack_layers(meaned), ("layer", "head"), layer)
 
 
-def _change(scene: Scene, site: Site, head: int, replacement: Replace) -> Tensor:
+def _changes(scene: Scene, site: Site, n_heads: int, replacement: Replace) -> Tensor:
+    """[head]: the loss with each head's output replaced, minus the loss."""
     assert scene.loss is not None  # applies() saw to it
-    return scene.run(hooks=[(site.name, ablate(head, replacement))]) - scene.loss
+    losses = [scene.run(hooks=[(site.name, ablate(head, replacement))]) for head in range(n_heads)]
+    return wide(torch.stack(losses)) - wide(scene.loss)

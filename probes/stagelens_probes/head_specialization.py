@@ -7,11 +7,13 @@ from collections.abc import Iterable
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from stagelens import Probe, Reading
+from stagelens.errors import UsageError
 from stagelens.probing import DoesNotApply, Reduced, layers, stack_layers
 from stagelens.scene import Scene, Site
-from stagelens_probes.attention import PATTERN, Weights, is_causal, visible_weights
+from stagelens_probes.attention import PATTERN, Weights, visible_weights
 from stagelens_probes.attention_sparsity import layer_sparsity
 
 PHASES = ("diffuse", "competitive", "cooperative")
@@ -37,13 +39,15 @@ def overlap(mass: Tensor) -> Tensor:
     return (1 - jensen_shannon(share[first], share[second])).mean()
 
 
-def coverage(leader: Tensor, n_groups: int) -> Tensor:
+def coverage(leader: Tensor, n_groups: int, n_here: int | None = None) -> Tensor:
     """leader [head], the group each head attends to most -> distinct leading groups / min(heads, groups).
 
-    A head that leads no group (its leader is the rest, `n_groups`) covers none.
+    A head that leads no group (its leader is the rest, `n_groups`) covers none. `n_here` is the number of groups that
+    name this layer, if that is not all of them; nan if there are none.
     """
-    led = (leader[:, None] == torch.arange(n_groups, device=leader.device)).any(0)  # [group]
-    return led.sum() / min(len(leader), n_groups)
+    led = (leader[:, None] == torch.arange(n_groups, device=leader.device)).any(0).sum()
+    possible = min(len(leader), n_groups if n_here is None else n_here)
+    return led / (possible or torch.nan)
 
 
 def phase(sparsity: Tensor, shared: Tensor) -> Tensor:
@@ -56,29 +60,35 @@ def group_mass(weights: Weights, site: Site, scene: Scene) -> Tensor:
     """[head, group]: mean attention on each of the task's groups and, last, on keys of no group."""
     mean = weights.values.mean(0)  # [head, query, key]
     key = ("groups", site.name, mean.shape, mean.dtype, mean.device)
-    masks = scene.constant(key, lambda: _group_masks(weights, scene).to(mean.dtype))
+    masks = scene.constant(key, lambda: _group_masks(weights, site, scene).to(mean.dtype))
     return mean.flatten(1) @ masks / len(weights.query)
 
 
-def _group_masks(weights: Weights, scene: Scene) -> Tensor:
+def _group_masks(weights: Weights, site: Site, scene: Scene) -> Tensor:
     """[query * key, group]: which keys belong to each of the task's groups and, last, to none."""
-    n_key = weights.visible.shape[-1]
-    masks = torch.stack([g.mask(n_key, n_key, weights.query.device) for g in scene.groups.values()])
+    n_key, device = weights.visible.shape[-1], weights.query.device
+    masks = torch.stack([_mask(name, site, n_key, scene).to(device) for name in scene.groups])
     return torch.cat([masks, ~masks.any(0, keepdim=True)])[:, weights.query].flatten(1).T
 
 
-def lowest_lag(n_key: int, scene: Scene) -> int:
-    """The lowest lag (query - key) there is: 0, or a negative one where queries see keys to their right."""
-    return 0 if is_causal(scene) else 1 - n_key
+def _mask(name: str, site: Site, n_key: int, scene: Scene) -> Tensor:
+    """bool [query, key] of one group, for a query at every key; no keys in a layer that the group does not name."""
+    group = scene.groups[name]
+    if not group.is_in(site.layer):
+        return torch.zeros(n_key, n_key, dtype=torch.bool)
+    try:
+        return group.mask(n_key, n_key)
+    except UsageError as error:
+        raise UsageError(f"group {name!r} at {site.name!r}: {error}") from None
 
 
-def lag_mass(weights: Weights, scene: Scene) -> Tensor:
-    """[head, lag]: mean attention at each lag, from the lowest to the number of keys - 1."""
+def lag_mass(weights: Weights) -> Tensor:
+    """[head, lag]: mean attention at each lag (query - key), from the lowest to the number of keys - 1."""
     mean = weights.values.mean(0)  # [head, query, key]
     n_head, n_query, n_key = mean.shape
-    lowest = lowest_lag(n_key, scene)
+    lowest = weights.queries.lowest_lag
     lag = weights.query[:, None] - torch.arange(n_key, device=mean.device)[None, :]  # [query, key]
-    column = (lag - lowest).clamp(min=0).flatten()  # lags below the lowest are of hidden keys, which weigh nothing
+    column = (lag - lowest).clamp(min=0).flatten()  # lags below the lowest are of masked keys, which weigh nothing
     return mean.new_zeros(n_head, n_key - lowest).index_add_(1, column, mean.flatten(1)) / n_query
 
 
@@ -94,31 +104,45 @@ class HeadSpecialization(Probe):
     def applies(self, scene: Scene) -> str | None:
         if getattr(getattr(scene.model, "cfg", None), "n_heads", 2) < 2:
             return "the model has one head, and specialization compares heads"
+        _check_layers(scene)
         return super().applies(scene)
 
-    def reduce(self, activation: Tensor, site: Site, scene: Scene) -> tuple[Tensor, Tensor]:
-        """-> mass [head, group] and mean sparsity (a number)."""
+    def reduce(self, activation: Tensor, site: Site, scene: Scene) -> tuple[Tensor, Tensor, int]:
+        """-> mass [head, group or lag], mean sparsity (a number), and the lowest lag."""
         weights = visible_weights(activation, site, scene)
-        mass = group_mass(weights, site, scene) if scene.groups else lag_mass(weights, scene)
-        return mass, layer_sparsity(activation, site, scene)[:, 3].mean()
+        mass = group_mass(weights, site, scene) if scene.groups else lag_mass(weights)
+        return mass, layer_sparsity(activation, site, scene)[:, 3].mean(), weights.queries.lowest_lag
 
     def readings(self, reduced: Reduced, scene: Scene) -> Iterable[Reading]:
-        masses = [mass for mass, _ in reduced.values()]
+        masses, sparsities, lows = (list(column) for column in zip(*reduced.values(), strict=True))
         if all(len(mass) < 2 for mass in masses):
             raise DoesNotApply("every layer has one head, and specialization compares heads")
-        n_columns = masses[0].shape[-1]
-        n_groups = len(scene.groups) or n_columns
-        lowest = lowest_lag((n_columns + 1) // 2, scene)  # where it is not 0, there are 2 n_key - 1 lags
-        names = [*scene.groups, "rest"] if scene.groups else list(range(lowest, lowest + n_columns))
+        if scene.groups:
+            dim, names = "group", [*scene.groups, "rest"]
+            named = [sum(group.is_in(site.layer) for group in scene.groups.values()) for site in reduced]  # [layer]
+        else:
+            masses = [pad(mass, (low - min(lows), 0)) for mass, low in zip(masses, lows, strict=True)]
+            dim, names = "lag", [min(lows) + column for column in range(masses[0].shape[-1])]
+            named = [len(names)] * len(masses)
         leaders = [mass.argmax(-1) for mass in masses]
-        shared = [overlap(mass) for mass in masses]
-        phases = [phase(sparsity, o) for (_, sparsity), o in zip(reduced.values(), shared, strict=True)]
+        shared = [overlap(mass) * (1 if n else torch.nan) for mass, n in zip(masses, named, strict=True)]
+        n_groups = len(scene.groups) or len(names)
+        covered = [coverage(leader, n_groups, n) for leader, n in zip(leaders, named, strict=True)]
+        phases = [phase(sparsity, o) for sparsity, o in zip(sparsities, shared, strict=True)]
         layer = {"layer": layers(reduced)}
-        dim = "group" if scene.groups else "lag"
 
         yield Reading("mass", stack_layers(masses), ("layer", "head", dim), {**layer, dim: names})
         leader = stack_layers([x.double() for x in leaders])
         yield Reading("leader", leader, ("layer", "head"), layer, labels=tuple(str(name) for name in names))
         yield Reading("overlap", torch.stack(shared), ("layer",), layer)
-        yield Reading("coverage", torch.stack([coverage(x, n_groups) for x in leaders]), ("layer",), layer)
+        yield Reading("coverage", torch.stack(covered), ("layer",), layer)
         yield Reading("phase", torch.stack(phases), ("layer",), layer, labels=PHASES)
+
+
+def _check_layers(scene: Scene) -> None:
+    """Refuses a group that names a layer which the model does not have."""
+    there = [site.layer for site in scene.sites(PATTERN)]
+    for name, group in scene.groups.items():
+        for layer in group.layers or ():
+            if layer not in there:
+                raise UsageError(f"group {name!r} names layer {layer}; the model has attention in layers {there}")

@@ -14,6 +14,7 @@ from stagelens.scene import Scene, Site
 from stagelens_probes.attention import wide
 
 KEYS, QUERIES = "attn.hook_k", "attn.hook_q"
+ROTATED = {KEYS: "attn.hook_rot_k", QUERIES: "attn.hook_rot_q"}  # of models with rotary positions
 SIDES = ("key", "query")
 SHARE = 0.9  # a leading subspace explains at least this much
 LEAD_KEPT = 0.9  # the last leading component keeps the lead while its variance is at least this much of the largest
@@ -63,6 +64,20 @@ def subspace_alignment(keys: Tensor, queries: Tensor, rank: Tensor) -> Tensor:
     return (squared * first[..., :, None] * first[..., None, :]).sum((-1, -2)) / rank
 
 
+def in_the_scores(reduced: Reduced, hook: str) -> dict[Site, Tensor]:
+    """Of each layer the second moment of the keys (or queries, by `hook`) that enter its scores.
+
+    With rotary positions those are the rotated ones. A rotated part of a key (DeepSeek's) is not the key, which is then
+    at `hook` itself.
+    """
+    rotated = {site.layer: moment for site, moment in reduced.items() if site.hook == ROTATED[hook]}
+    plain = {site: moment for site, moment in reduced.items() if site.hook == hook}
+    return {
+        site: turned if (turned := rotated.get(site.layer, moment)).shape == moment.shape else moment
+        for site, moment in plain.items()
+    }
+
+
 def leading_component(variances: Tensor, components: Tensor, before: Tensor | None) -> Tensor:
     """The leading component [..., d]; its sign and the choice between near equals follow `before` [..., d].
 
@@ -86,28 +101,32 @@ class QKAlignment(Probe):
 
     name = "qk_alignment"
     title = "principal components of keys and queries, and how they align"
-    gives = ("explained", "effective_rank", "rank", "key_query", "leading", "reference")
-    hooks = (KEYS, QUERIES)
+    gives = ("explained", "effective_rank", "rank", "key_query", "key_query_chance", "leading", "reference")
+    hooks = (KEYS, QUERIES, *ROTATED.values())
     stacks = True
 
+    def applies(self, scene: Scene) -> str | None:
+        missing = [hook for hook in (KEYS, QUERIES) if not scene.sites(hook)]
+        return f"the model has no hook {missing[0]!r}" if missing else None
+
     def reduce(self, activation: Tensor, site: Site, scene: Scene) -> Tensor:
-        """[head, d_head, d_head]; of the queries, those that the task scores."""
-        if site.hook == QUERIES and activation.shape[1] > 1:
-            activation = activation[:, scene.queries]
+        """[head, d_head, d_head]; of the queries, those of `Scene.queries_at`."""
+        if site.hook in (QUERIES, ROTATED[QUERIES]) and activation.shape[1] > 1:
+            activation = activation[:, scene.queries_at(site)]
         return second_moment(activation).cpu().double()  # not every device has eigh, nor double precision
 
     def readings(self, reduced: Reduced, scene: Scene) -> Iterable[Reading]:
-        keys = {site: moment for site, moment in reduced.items() if site.hook == KEYS}
-        queries = [moment for site, moment in reduced.items() if site.hook == QUERIES]
+        keys, queries = (in_the_scores(reduced, hook) for hook in (KEYS, QUERIES))
         measures = [
             self._layer(str(index), key, query)
-            for index, (key, query) in enumerate(zip(keys.values(), queries, strict=True))
+            for index, (key, query) in enumerate(zip(keys.values(), queries.values(), strict=True))
         ]
         dims = {
             "explained": ("layer", "head", "side", "component"),
             "effective_rank": ("layer", "head", "side"),
             "rank": ("layer", "head"),
             "key_query": ("layer", "head"),
+            "key_query_chance": ("layer", "head"),
             "leading": ("layer", "head", "side", "d_head"),
         }
         coords: dict[str, Sequence[Any]] = {"layer": layers(keys), "side": SIDES}
@@ -140,6 +159,7 @@ class QKAlignment(Probe):
             "effective_rank": effective_rank(explained),
             "rank": (rank * there.all(-1)).double(),
             "key_query": subspace_alignment(components[:, 0], components[:, 1], rank) * there.all(-1),
+            "key_query_chance": (rank * there.all(-1)).double() / components.shape[-1],
             "leading": leading * there[..., None],
         }
 

@@ -168,7 +168,8 @@ def test_it_runs_in_every_precision(name, dtype):
     exact = dtype == torch.float64
     # In half precision: derivatives are noise beside small losses, and directions of near equals may turn.
     loose = {"head_ablation/zero", "head_ablation/mean", "curvature/smallest", "qk_alignment/leading"}
-    loose |= {"qk_alignment/rank", "qk_alignment/key_query", "qk_alignment/reference", "head_specialization/leader"}
+    loose |= {"qk_alignment/rank", "qk_alignment/key_query", "qk_alignment/key_query_chance"}
+    loose |= {"qk_alignment/reference", "head_specialization/leader"}
     for reading in readings:
         if exact or reading.name not in loose:
             tolerance = {"rtol": 1e-3, "atol": 1e-4} if exact else {"rtol": 0.1, "atol": 0.03}

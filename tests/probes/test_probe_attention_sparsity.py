@@ -52,7 +52,7 @@ def test_a_bidirectional_model_has_every_key_visible_to_every_query():
 
 def test_a_local_window_bounds_the_visible_keys():
     pattern = [[1.0, 0, 0], [0.5, 0.5, 0], [0.0, 0.5, 0.5]]  # uniform over a window of two
-    model = written_pattern(pattern, attention_dir="causal", attn_types=["local"], window_size=2)
+    model = written_pattern(pattern, use_local_attn=True, attn_types=["local"], window_size=2)
     assert single(measured(model, "attention_sparsity"))["sparsity"] == pytest.approx(0, abs=1e-6)
 
 

@@ -11,7 +11,7 @@ from probe_models import Written, measured, tokens, transformer
 K, Q, PATTERN = (f"blocks.0.attn.{name}" for name in ("hook_k", "hook_q", "hook_pattern"))
 PROBES = ("attention_sparsity", "head_specialization", "qk_alignment")
 PER_HEAD = {"entropy", "effective_keys", "top_mass", "sparsity", "mass", "leader"}
-PER_HEAD |= {"explained", "effective_rank", "rank", "key_query", "leading"}
+PER_HEAD |= {"explained", "effective_rank", "rank", "key_query", "key_query_chance", "leading"}
 
 
 @st.composite

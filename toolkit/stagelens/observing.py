@@ -10,6 +10,7 @@ import numpy as np
 from torch import Tensor
 
 from stagelens.limits import contained
+from stagelens.precision import full_precision
 from stagelens.probing import Probe
 from stagelens.reading import Reading
 from stagelens.scene import Scene, Site
@@ -35,7 +36,8 @@ def observe(scene: Scene, probes: Mapping[str, Probe], metrics: Metrics | None, 
     reduced = _shared_pass(scene, probes, failed)
     values: dict[str, Any] = {} if scene.loss is None else {"loss": scene.loss}
     if metrics is not None:
-        values |= metrics(scene.output, scene.batch)
+        with full_precision():
+            values |= metrics(scene.output, scene.batch)
     readings = {name: read(probe, reduced[name], scene, failed) for name, probe in list(probes.items())}
     return Observed(values, readings)
 
@@ -45,6 +47,7 @@ def read(probe: Probe, reduced: Mapping[Site, Any], scene: Scene, failed: Failed
     try:
         with (
             contained(),
+            full_precision(),
             np.errstate(over="ignore", invalid="ignore", divide="ignore"),
         ):  # the recorder looks for what is nan
             return list(probe.readings(reduced, scene))
@@ -67,7 +70,7 @@ def _shared_pass(scene: Scene, probes: Mapping[str, Probe], failed: Failed) -> d
             for probe in asking:
                 if probe.name in probes:
                     try:
-                        with contained():
+                        with contained(), full_precision():
                             kept[probe.name][site] = probe.reduce(activation, site, scene)
                     except Exception as error:
                         failed(probe, error, site)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import torch
@@ -17,6 +18,14 @@ Reduced = Mapping[Site, Any]
 
 class DoesNotApply(Exception):
     """Raised by a probe that finds out only from the activations or the output that it does not apply."""
+
+
+@dataclass(frozen=True)
+class Omitted:
+    """A reading that a probe does not give for this model, with the reason; the recorder lists it in `skipped`."""
+
+    name: str
+    reason: str
 
 
 class Probe(ABC):

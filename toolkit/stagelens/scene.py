@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import torch
 from torch import Tensor
 
+from stagelens.errors import UsageError
+from stagelens.precision import as_trained
 from stagelens.task import Batch, Group
 
 if TYPE_CHECKING:
@@ -73,21 +75,30 @@ class Scene:
         sites = [Site.of(name) for name in self.model.hook_dict]
         return [site for site in sites if hook in (site.name, site.hook)]
 
+    def queries_at(self, site: Site) -> slice:
+        """The queries to read at `site`: those that the loss reads in the last layer, all of them in earlier layers.
+
+        The later layers read every position of the earlier ones, whatever the loss reads of the output.
+        """
+        last = self.constant("last layer", lambda: _last_layer(self.model.hook_dict))
+        return self.queries if site.layer in (None, last) else slice(None)
+
     def visible(self, pattern: Tensor, layer: int | None = None) -> Tensor:
         """bool [query, key]: the keys that each query of `pattern` [..., query, key] can attend to.
 
-        It follows from the model's `cfg` as in TransformerLens (causal unless it says otherwise, local windows
-        included). With fewer queries than keys, the last query stands at the last key.
+        A model says so itself in a method `visible_keys(layer, n_query, n_key)`. Of others it follows from their parts
+        and `cfg`, as in TransformerLens. With fewer queries than keys, the last query is at the last key.
         """
-        n_query, n_key = pattern.shape[-2:]
-        cfg = getattr(self.model, "cfg", None)
-        visible = torch.ones(n_query, n_key, dtype=torch.bool, device=pattern.device)
-        if getattr(cfg, "attention_dir", "causal") == "causal":
-            visible = visible.tril(n_key - n_query)
-            types = getattr(cfg, "attn_types", None)
-            if types and layer is not None and types[layer] == "local":
-                visible = visible.triu(n_key - n_query - cfg.window_size + 1)  # type: ignore[union-attr]
-        return visible
+        shape = tuple(pattern.shape[-2:])
+        own = getattr(self.model, "visible_keys", None)
+        visible = lens_visible_keys(self.model, layer, *shape) if own is None else own(layer, *shape)
+        if not isinstance(visible, Tensor) or (visible.dtype, tuple(visible.shape)) != (torch.bool, shape):
+            given = f"{visible.dtype} {list(visible.shape)}" if isinstance(visible, Tensor) else type(visible).__name__
+            raise UsageError(
+                f"visible_keys({layer}, {shape[0]}, {shape[1]}) of {type(self.model).__name__} gave {given}; "
+                f"expected a bool tensor [query, key] of shape {list(shape)}"
+            )
+        return visible.to(pattern.device)
 
     def run(self, batch: Batch | None = None, hooks: Sequence[tuple[str, Callable[..., Any]]] = ()) -> Tensor:
         """A further pass with `hooks` on: the loss, or the model's output where no loss is known."""
@@ -96,7 +107,41 @@ class Scene:
 
     def forward(self, batch: Batch) -> Tensor:
         """The loss on `batch`, or the model's output where no loss is known."""
-        if self.loss_function is not None:
-            return self.loss_function(self.model, batch)
-        output: Tensor = self.model(batch)
-        return output
+        with as_trained():
+            return self.model(batch) if self.loss_function is None else self.loss_function(self.model, batch)
+
+
+def causal_keys(n_query: int, n_key: int, window: int | None = None) -> Tensor:
+    """bool [query, key]: the keys up to each query's own, or only the last `window` of them.
+
+    With fewer queries than keys, the last query is at the last key.
+    """
+    last = n_key - n_query  # the first query's own key
+    visible = torch.ones(n_query, n_key, dtype=torch.bool).tril(last)
+    return visible if window is None else visible.triu(last - window + 1)
+
+
+def lens_visible_keys(model: Any, layer: int | None, n_query: int, n_key: int) -> Tensor:
+    """bool [query, key]: the keys that TransformerLens lets the queries of a layer attend to."""
+    cfg = getattr(model, "cfg", None)
+    if getattr(cfg, "attention_dir", "causal") != "causal":
+        return torch.ones(n_query, n_key, dtype=torch.bool)
+    return causal_keys(n_query, n_key, getattr(cfg, "window_size", None) if _is_local(model, cfg, layer) else None)
+
+
+def _is_local(model: Any, cfg: Any, layer: int | None) -> bool:
+    """Whether a layer attends within a window: its attention's own `attn_type` decides, which `cfg` sets at first.
+
+    TransformerLens ignores `cfg.attn_types` unless `cfg.use_local_attn` is set.
+    """
+    if layer is None:
+        return False
+    try:
+        kind = model.get_submodule(f"blocks.{layer}.attn").attn_type
+    except AttributeError:
+        kind = cfg.attn_types[layer] if getattr(cfg, "use_local_attn", False) else "global"
+    return bool(kind == "local")
+
+
+def _last_layer(hooks: Iterable[str]) -> int | None:
+    return max((site.layer for site in map(Site.of, hooks) if site.layer is not None), default=None)

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from stagelens.config import Config, TaskConfig
+from stagelens.errors import UsageError
 from stagelens.experiment import Experiment
 
 if TYPE_CHECKING:
@@ -23,13 +24,17 @@ Batch = Any  # a tensor, or a tuple, list or dict of tensors; the batch is the f
 
 @dataclass(frozen=True)
 class Group:
-    """Keys that belong together, as a query sees them: by offset (query - key) or by position of the key."""
+    """Keys that belong together, as a query sees them: by offset (query - key) or by position of the key.
+
+    Negative positions count from the last key, as in Python. `layers` are the layers whose keys are meant; None: all.
+    """
 
     offsets: tuple[int, ...] = ()
     positions: tuple[int, ...] = ()
+    layers: tuple[int, ...] | None = None
 
     def mask(self, n_query: int, n_key: int, device: torch.device | str = "cpu") -> Tensor:
-        """bool [query, key]. With fewer queries than keys, the last query stands at the last key."""
+        """bool [query, key]. With fewer queries than keys, the last query is at the last key."""
         import torch
 
         key = torch.arange(n_key, device=device)
@@ -39,8 +44,17 @@ class Group:
         for value in self.offsets:
             mask |= offset == value
         for value in self.positions:
-            mask |= key == value
+            if not -n_key <= value < n_key:
+                raise UsageError(
+                    f"position {value} was given, but there are {n_key} keys; give positions from {-n_key} to "
+                    f"{n_key - 1}, or in `layers` the layers that have more keys"
+                )
+            mask |= key == value % n_key
         return mask
+
+    def is_in(self, layer: int | None) -> bool:
+        """Whether the keys of `layer` are meant."""
+        return self.layers is None or layer in self.layers
 
 
 @dataclass(frozen=True)
@@ -115,7 +129,7 @@ class Task(Experiment):
         return {}
 
     def queries(self) -> slice:
-        """The queries that the loss reads, and so the ones that the probes should."""
+        """The queries that the loss reads. The probes read these in the last layer, and all queries in earlier ones."""
         return slice(None)
 
     def answers(self, model: HookedRootModule, inputs: Any) -> Tensor:
