@@ -9,10 +9,10 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 from stagelens import Probe, Reading
-from stagelens.precision import wide
 from stagelens.probing import Reduced, layers, stack_layers
 from stagelens.scene import Scene, Site
 from stagelens_emergence.sequences import Examined, Located, Recalled, answering_pair
+from stagelens_probes.attention import wide
 
 PATTERN = "attn.hook_pattern"
 
@@ -83,6 +83,6 @@ class KeyValue(Probe):
             values = stack_layers([found[name] for found in reduced.values()])
             yield Reading(name, values, ("layer", "head"), {"layer": layers(reduced)})
         if isinstance(scene.batch, Examined):
-            answer, logits = scene.batch.train_answer, scene.model(scene.batch.train_tokens)[:, -1]  # [n, token]
+            answer, logits = scene.batch.train_answer, scene.output_of(scene.batch.train_tokens)[:, -1]  # [n, token]
             yield Reading("train_loss", cross_entropy(logits, answer))
             yield Reading("train_accuracy", (logits.argmax(-1) == answer).float().mean())

@@ -9,7 +9,6 @@ import torch
 from numpy.typing import NDArray
 
 from stagelens import Probe, Reading
-from stagelens.precision import wide
 from stagelens.probing import Reduced
 from stagelens.scene import Scene
 
@@ -32,10 +31,10 @@ class PositionNorms(Probe):
     def readings(self, reduced: Reduced, scene: Scene) -> Iterable[Reading]:  # noqa: ARG002
         parameters = dict(scene.model.named_parameters())
         blocks = [name.removesuffix(SLOPE) for name in parameters if name.endswith(SLOPE)]
-        p = wide(torch.stack([parameters[f"{block}{SLOPE}"] for block in blocks]))  # [layer, head]
+        p = torch.stack([parameters[f"{block}{SLOPE}"] for block in blocks])  # [layer, head]
         kq = torch.stack(
             [
-                torch.cat([wide(parameters[f"{block}.attn.{w}"]).flatten(1) for w in ("W_K", "W_Q")], dim=1).norm(dim=1)
+                torch.cat([parameters[f"{block}.attn.{w}"].flatten(1) for w in ("W_K", "W_Q")], dim=1).norm(dim=1)
                 for block in blocks
             ]
         )  # [layer, head]

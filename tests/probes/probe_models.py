@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from types import SimpleNamespace
 from typing import Any
 
@@ -9,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
-from transformer_lens import HookedRootModule
+from transformer_lens import HookedRootModule, HookedTransformer, HookedTransformerConfig
 from transformer_lens.hook_points import HookPoint
 
 import stagelens as sl
@@ -72,6 +73,19 @@ def written_pattern(pattern: Any, **cfg: Any) -> Written:
     tensor = pattern if isinstance(pattern, Tensor) else torch.tensor(np.array(pattern, dtype=np.float32))
     tensor = tensor.reshape((1,) * (4 - tensor.ndim) + tuple(tensor.shape))
     return Written({PATTERN: tensor}, **cfg)
+
+
+def lens_model(**changes: Any) -> Any:
+    """A small attention-only HookedTransformer over 11 tokens by TransformerLens' own config, with random weights."""
+    sizes = {"n_layers": 2, "n_heads": 3, "d_model": 12, "d_head": 4, "n_ctx": 10, "d_vocab": 11, "attn_only": True}
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "HookedTransformer is deprecated", DeprecationWarning)
+        model = HookedTransformer(HookedTransformerConfig(**sizes | changes, device="cpu"), move_to_device=False)
+    stream = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.copy_(0.7 * torch.randn(parameter.shape, generator=stream, dtype=torch.float64))
+    return model
 
 
 def transformer(**changes: Any) -> Any:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 import scipy.stats
 import torch
-from probe_models import measured, refusal, tokens, transformer, written_pattern
+from probe_models import PATTERN, Written, lens_model, measured, refusal, tokens, transformer, written_pattern
 from torch.nn.functional import one_hot
 
 import stagelens as sl
@@ -56,18 +58,66 @@ def test_a_local_window_bounds_the_visible_keys():
     assert single(measured(model, "attention_sparsity"))["sparsity"] == pytest.approx(0, abs=1e-6)
 
 
-@pytest.mark.parametrize("changes", [{}, {"attn_types": ["global", "local"], "window_size": 3}])
-def test_the_visible_keys_are_those_that_transformer_lens_attends_to(changes):
-    from transformer_lens import HookedTransformer
+LOCAL = {"attn_types": ["global", "local"], "window_size": 3}
 
-    cfg = dict(n_layers=2, d_model=8, n_ctx=7, d_head=4, n_heads=2, d_vocab=5, attn_only=True, **changes)
-    with pytest.warns(DeprecationWarning):
-        model = HookedTransformer(cfg | {"use_local_attn": bool(changes)})
-    scene = sl.Recorder(model, probes=[], batch=tokens(2, 7, 5)).scene
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        LOCAL | {"use_local_attn": True},
+        LOCAL | {"use_local_attn": False},  # TransformerLens' attention is then global
+        {"attention_dir": "bidirectional"},
+        LOCAL | {"use_local_attn": True, "attention_dir": "bidirectional"},
+        {"use_attention_sinks": True},
+        {"n_heads": 4, "n_key_value_heads": 2},
+        {"positional_embedding_type": "rotary", "rotary_dim": 4},
+    ],
+    ids=str,
+)
+def test_the_visible_keys_are_those_that_transformer_lens_attends_to(changes):
+    model = lens_model(**changes)
+    scene = sl.Recorder(model, probes=[], batch=tokens()).scene
     _, cache = model.run_with_cache(scene.batch)
     for layer in range(2):
         pattern = cache["pattern", layer]
-        assert torch.equal(pattern[0, 0] > 0, scene.visible(pattern, layer))
+        assert torch.equal((pattern > 0).any(0).any(0), scene.visible(pattern, layer))
+
+
+def test_a_window_that_was_set_after_the_model_was_built_counts():
+    model = lens_model()
+    model.cfg.window_size, model.blocks[1].attn.attn_type = 2, "local"
+    scene = sl.Recorder(model, probes=[], batch=tokens()).scene
+    _, cache = model.run_with_cache(scene.batch)
+    for layer in range(2):
+        assert torch.equal(cache["pattern", layer][0, 0] > 0, scene.visible(cache["pattern", layer], layer))
+
+
+@pytest.mark.parametrize("n_heads", [1, 2, 3])
+@pytest.mark.parametrize("n_layers", [1, 2, 3])
+@pytest.mark.parametrize("changes", [{}, {"use_local_attn": True, "window_size": 3}, {"use_attention_sinks": True}])
+def test_uniform_attention_is_not_sparse_at_any_layer_and_head(n_layers, n_heads, changes):
+    local = {"attn_types": ["local"] * n_layers} if "window_size" in changes else {}
+    model = lens_model(n_layers=n_layers, n_heads=n_heads, **changes | local)
+    for block in model.blocks:
+        block.attn.W_Q.data.zero_()
+        block.attn.b_Q.data.zero_()
+    found = measured(model, "attention_sparsity", tokens())
+    assert found["sparsity"].shape == (n_layers, n_heads)
+    np.testing.assert_allclose(found["sparsity"], 0, atol=1e-6)
+    seen = np.minimum(np.arange(2, 11), changes.get("window_size", 10))  # keys of queries 1..9
+    np.testing.assert_allclose(found["effective_keys"], seen.mean(), rtol=1e-6)
+    np.testing.assert_allclose(found["top_mass"], (1 / seen).mean(), rtol=1e-6)
+
+
+def test_an_attention_sink_is_not_a_key():
+    """What a softmax without the sink has is what one with it leaves for the keys, so the readings are the same."""
+    model = lens_model(use_attention_sinks=True, n_layers=1).double()
+    with_sink = measured(model, "attention_sparsity", tokens())
+    model.blocks[0].attn.sinks.data.fill_(-torch.inf)
+    without = measured(model, "attention_sparsity", tokens())
+    for name, values in without.items():
+        np.testing.assert_allclose(with_sink[name], values, atol=1e-12, err_msg=name)
 
 
 def test_a_query_without_any_weight_is_uniform():
@@ -81,11 +131,45 @@ def test_with_fewer_queries_than_keys_the_last_query_sees_all_keys():
     assert readings["effective_keys"] == pytest.approx(4)
 
 
-def test_only_the_queries_that_the_task_scores_count():
-    recorder = sl.Recorder(written_pattern(CAUSAL), probes=["attention_sparsity"], batch=0)
+@pytest.mark.parametrize("n_layers", [1, 2, 3])
+def test_only_the_queries_that_the_task_scores_count_in_the_last_layer_and_all_in_earlier_ones(n_layers):
+    layers = {f"blocks.{layer}.attn.hook_pattern": torch.tensor([[CAUSAL]]) for layer in range(n_layers)}
+    recorder = sl.Recorder(Written(layers), probes=["attention_sparsity"], batch=0)
     recorder.scene.queries = slice(-1, None)
-    entropy = recorder.measure(0)[0].values
-    assert entropy.item() == pytest.approx(1.5 * LN2)
+    entropy = recorder.measure(0)[0].values[:, 0]  # [layer]
+    assert entropy[:-1] == pytest.approx([CAUSAL_READINGS["entropy"]] * (n_layers - 1))
+    assert entropy[-1] == pytest.approx(1.5 * LN2)
+
+
+def test_the_last_layer_is_the_models_and_not_the_last_one_with_attention():
+    after = {"blocks.0.attn.hook_pattern": torch.tensor([[CAUSAL]]), "blocks.1.hook_mlp_out": torch.zeros(1)}
+    recorder = sl.Recorder(Written(after), probes=["attention_sparsity"], batch=0)
+    recorder.scene.queries = slice(-1, None)
+    assert recorder.measure(0)[0].values.item() == pytest.approx(CAUSAL_READINGS["entropy"])
+
+
+class Masked(Written):
+    """Queries that see every second key, as the model itself says."""
+
+    given: Any = None
+
+    def visible_keys(self, layer, n_query, n_key):
+        return self.given if self.given is not None else (torch.arange(n_key) % 2 == 0).expand(n_query, n_key)
+
+
+def test_a_model_says_itself_which_keys_its_queries_see():
+    model = Masked({PATTERN: torch.tensor([[[[0.5, 0, 0.5], [0.5, 0, 0.5], [1, 0, 0]]]])}, attention_dir="causal")
+    assert single(measured(model, "attention_sparsity"))["sparsity"] == pytest.approx(1 / 3)
+
+
+@pytest.mark.parametrize("given", [torch.ones(3, 3), torch.ones(2, 3, dtype=torch.bool), [[True] * 3] * 3])
+def test_a_mask_of_another_shape_or_type_is_refused(given):
+    model = Masked({PATTERN: torch.tensor([[CAUSAL]])})
+    model.given = given
+    recorder = sl.Recorder(model, probes=["attention_sparsity"], batch=0)
+    recorder.measure(0)
+    problem = recorder.problems["attention_sparsity"]
+    assert "visible_keys(0, 3, 3) of Masked gave" in problem and "bool tensor [query, key] of shape [3, 3]" in problem
 
 
 def test_it_agrees_with_scipy_on_random_patterns():

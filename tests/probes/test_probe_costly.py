@@ -9,11 +9,17 @@ import pytest
 import scipy.sparse.linalg
 import torch
 from probe_models import PositionalToy, measured, next_token_loss, refusal, squared_loss, tokens, transformer
+from torch import nn
 from torch.nn.functional import cosine_similarity
 from torch.nn.utils import parameters_to_vector
+from transformer_lens import HookedRootModule
+from transformer_lens.hook_points import HookPoint
 
 import stagelens as sl
+from stagelens.probing import Omitted
+from stagelens.scene import Site
 from stagelens_probes.curvature import extreme_eigenvalues
+from stagelens_probes.head_ablation import HeadAblation
 
 
 def test_zero_ablation_is_a_head_without_output_weights():
@@ -45,6 +51,48 @@ def test_a_head_that_gives_the_same_for_every_sequence_loses_nothing_by_its_mean
     found = measured(PositionalToy().double(), "head_ablation", same, loss=squared_loss)
     np.testing.assert_allclose(found["mean"], 0, atol=1e-12)
     assert (np.abs(found["zero"]) > 1e-3).all()
+
+
+class SameForAll(HookedRootModule):
+    """A head that is computed once for all sequences, then one that is computed for each: [batch, pos, d] -> the same."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(nn.ModuleDict({"attn": nn.ModuleDict({"hook_z": HookPoint()})}) for _ in range(2))
+        self.setup()
+
+    def forward(self, x):
+        once = self.blocks[0]["attn"]["hook_z"](torch.ones_like(x[:1])[:, :, None])  # [1, pos, 1, d]
+        each = self.blocks[1]["attn"]["hook_z"](x[:, :, None])
+        return (once + each)[:, :, 0]
+
+
+def ablated(model, batch):
+    """What `readings` of the probe gives, by name."""
+    probe, scene, reduced = HeadAblation(), sl.Recorder(model, [], batch, loss=squared_loss).scene, {}
+
+    def keep(z, hook):
+        site = Site.of(hook.name)
+        reduced[site] = probe.reduce(z, site, scene)
+
+    with torch.no_grad():
+        scene.loss = scene.run(hooks=[(site.name, keep) for site in scene.sites("attn.hook_z")])
+        return {reading.name: reading for reading in probe.readings(reduced, scene)}
+
+
+def test_mean_ablation_is_omitted_where_there_is_one_sequence_to_take_the_mean_of():
+    found = ablated(SameForAll(), torch.randn(1, 3, 2))
+    assert isinstance(found["zero"], sl.Reading)
+    assert isinstance(found["mean"], Omitted) and "one sequence" in found["mean"].reason
+
+
+def test_mean_ablation_of_a_layer_that_is_computed_once_for_all_sequences_is_nan():
+    batch = torch.randn(4, 3, 2)
+    found = {name: reading.array() for name, reading in ablated(SameForAll(), batch).items()}
+    assert np.isnan(found["mean"][0]) and not np.isnan(found["zero"]).any()
+    base, mean = batch + 1, batch.mean(0) + 1
+    expected = (mean - batch).square().mean() - (base - batch).square().mean()
+    assert found["mean"][1].item() == pytest.approx(expected.item(), abs=1e-6)
 
 
 def test_the_gradient_is_that_of_backward():

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from probe_models import Written, measured, refusal, tokens, transformer, written_pattern
+from probe_models import PATTERN, Written, measured, refusal, tokens, transformer, written_pattern
 from scipy.spatial.distance import jensenshannon
 
 import stagelens as sl
@@ -99,6 +99,91 @@ def test_groups_that_overlap_still_compare_as_distributions():
     groups = {"a": sl.Group(positions=(0, 1)), "b": sl.Group(positions=(1, 2))}
     model = one_query([0.0, 1, 0, 0], [0.0, 1, 0, 0])
     assert measured(model, "head_specialization", groups=groups)["overlap"] == pytest.approx(1)
+
+
+def two_layers(first, second, **cfg):
+    """A model of two layers with these patterns, [head, query, key] each."""
+    patterns = {0: torch.tensor(np.array(first)), 1: torch.tensor(np.array(second))}
+    return Written({f"blocks.{layer}.attn.hook_pattern": pattern[None] for layer, pattern in patterns.items()}, **cfg)
+
+
+PREVIOUS = np.roll(np.eye(4), -1, axis=1)
+PREVIOUS[0] = [1, 0, 0, 0]
+FIRST = np.eye(4)[[0, 0, 0, 0]]
+
+
+def test_early_layers_are_read_at_every_query_and_the_last_at_those_that_the_loss_reads():
+    last = np.concatenate([PREVIOUS[:3], FIRST[3:]])  # attends to the first key at the query that is scored
+    model = two_layers([PREVIOUS, FIRST], [last, last])
+    recorder = sl.Recorder(model, probes=["head_specialization"], batch=0)
+    recorder.scene.queries = slice(-1, None)
+    recorder.measure(0)
+    mass = recorder.timeline["head_specialization/mass"][0]  # [layer, head, lag]
+    np.testing.assert_allclose(mass[0], [[0, 1, 0, 0], [0, 1 / 3, 1 / 3, 1 / 3]])
+    np.testing.assert_allclose(mass[1], [[0, 0, 0, 1]] * 2)
+
+
+def test_groups_name_their_layers():
+    groups = {"first layer": sl.Group(positions=(0,), layers=(0,)), "second": sl.Group(offsets=(1,), layers=(1,))}
+    recorder = sl.Recorder(two_layers([FIRST, PREVIOUS], [FIRST, PREVIOUS]), ["head_specialization"], 0, groups=groups)
+    recorder.measure(0)
+    mass = recorder.timeline["head_specialization/mass"][0]  # [layer, head, group]
+    np.testing.assert_allclose(mass[0], [[1, 0, 0], [1 / 3, 0, 2 / 3]])
+    np.testing.assert_allclose(mass[1], [[0, 1 / 3, 2 / 3], [0, 1, 0]], atol=1e-12)
+    np.testing.assert_allclose(recorder.timeline["head_specialization/coverage"][0], [1, 1])  # of one group each
+
+
+def test_a_layer_that_no_group_names_has_no_overlap_coverage_or_phase():
+    groups = {"first": sl.Group(positions=(0,), layers=(0,))}
+    found = measured(two_layers([FIRST, PREVIOUS], [FIRST, PREVIOUS]), "head_specialization", groups=groups)
+    for name in ("overlap", "coverage", "phase"):
+        assert not np.isnan(found[name][0]) and np.isnan(found[name][1]), name
+    np.testing.assert_allclose(found["mass"][1], [[0, 1]] * 2)
+
+
+@pytest.mark.parametrize("position", [-4, -1])
+def test_negative_positions_count_from_the_last_key(position):
+    model = one_query([0.1, 0.2, 0.3, 0.4], [0.5, 0.5, 0, 0])
+    before, after = (
+        measured(model, "head_specialization", groups={"a": sl.Group(positions=(p,))}) for p in (position, position + 4)
+    )
+    np.testing.assert_array_equal(before["mass"], after["mass"])
+    assert before["mass"].sum(-1) == pytest.approx(1) and before["mass"][0, 0, 0] == pytest.approx(
+        [0.1, 0, 0, 0.4][position]
+    )
+
+
+def problem_with(groups):
+    recorder = sl.Recorder(one_query([0.25] * 4, [0.25] * 4), ["head_specialization"], 0, groups=groups)
+    recorder.measure(0)
+    return recorder.problems["head_specialization"]
+
+
+@pytest.mark.parametrize("position", [4, -5])
+def test_a_position_outside_the_context_is_refused_by_its_groups_name(position):
+    problem = problem_with({"fine": sl.Group(positions=(0,)), "far": sl.Group(positions=(0, position))})
+    assert "group 'far'" in problem and f"position {position} was given, but there are 4 keys" in problem
+    assert "from -4 to 3" in problem
+
+
+def test_a_layer_that_the_model_does_not_have_is_refused():
+    assert "group 'late' names layer 2; the model has attention in layers [0]" in problem_with(
+        {"late": sl.Group(positions=(0,), layers=(0, 2))}
+    )
+
+
+def test_lags_to_the_right_follow_from_the_mask_and_not_from_the_config():
+    class SeesTheNext(Written):
+        def visible_keys(self, layer, n_query, n_key):
+            return torch.ones(n_query, n_key, dtype=torch.bool).tril(n_key - n_query + 1)
+
+    following = np.minimum(np.arange(4) + 1, 3)
+    pattern = torch.tensor(np.stack([np.eye(4)[following], np.eye(4)]))
+    recorder = sl.Recorder(SeesTheNext({PATTERN: pattern[None]}), ["head_specialization"], 0)
+    recorder.measure(0)
+    mass = recorder.timeline["head_specialization/mass"][0, 0]  # [head, lag]
+    assert mass.lag.values.tolist() == [-1, 0, 1, 2, 3]
+    np.testing.assert_allclose(mass, [[3 / 4, 1 / 4, 0, 0, 0], [0, 1, 0, 0, 0]])
 
 
 def test_one_head_cannot_be_compared():

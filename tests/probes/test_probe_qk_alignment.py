@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from probe_models import Written, measured, refusal, tokens, transformer, written_pattern
+from probe_models import Written, lens_model, measured, refusal, tokens, transformer, written_pattern
 from scipy.linalg import subspace_angles
 
 import stagelens as sl
@@ -126,14 +126,69 @@ def test_what_must_last_is_in_the_state():
     np.testing.assert_allclose(again["qk_alignment/leading"], -first["qk_alignment/leading"])
 
 
-def test_only_the_scored_queries_count_but_all_keys():
+def ratios(x):
+    """Variance ratios of x [sample, d_head] by numpy's SVD, largest first."""
+    singular = np.linalg.svd(np.asarray(x), compute_uv=False)
+    return singular**2 / (singular**2).sum()
+
+
+@pytest.mark.parametrize("n_layers", [1, 2, 3])
+def test_only_the_scored_queries_count_in_the_last_layer_but_all_keys(n_layers):
     keys, queries = draw(6, 3), draw(6, 3, seed=1)
-    recorder = sl.Recorder(written(keys, queries), probes=["qk_alignment"], batch=0)
+    written_to = {"hook_k": keys, "hook_q": queries}
+    layers = {
+        f"blocks.{layer}.attn.{hook}": x[None, :, None] for layer in range(n_layers) for hook, x in written_to.items()
+    }
+    recorder = sl.Recorder(Written(layers), probes=["qk_alignment"], batch=0)
     recorder.scene.queries = slice(-2, None)
-    explained = recorder.measure(0)[0].values[0, 0]  # [side, component]
-    for side, x in enumerate((keys, queries[-2:])):
-        singular = np.linalg.svd(x.numpy(), compute_uv=False)
-        np.testing.assert_allclose(explained[side, : len(singular)], singular**2 / (singular**2).sum(), atol=1e-12)
+    explained = recorder.measure(0)[0].values[:, 0]  # [layer, side, component]
+    for layer in range(n_layers):
+        for side, x in enumerate((keys, queries[-2:] if layer == n_layers - 1 else queries)):
+            expected = ratios(x)
+            np.testing.assert_allclose(explained[layer, side, : len(expected)], expected, atol=1e-12)
+
+
+@pytest.mark.parametrize("n_layers", [1, 2, 3])
+@pytest.mark.parametrize("changes", [{"n_heads": 1}, {"n_heads": 3}, {"n_heads": 4, "n_key_value_heads": 2}], ids=str)
+@pytest.mark.parametrize("rotary_dim", [2, 4])
+def test_with_rotary_positions_it_reads_the_keys_and_queries_that_enter_the_scores(n_layers, changes, rotary_dim):
+    rotary = {"positional_embedding_type": "rotary", "rotary_dim": rotary_dim}
+    model, batch = lens_model(n_layers=n_layers, **rotary, **changes).double(), tokens()
+    found = measured(model, "qk_alignment", batch)["explained"]  # [layer, head, side, component]
+    _, cache = model.run_with_cache(batch)
+    for layer in range(n_layers):
+        k, q = (cache[f"blocks.{layer}.attn.hook_rot_{name}"] for name in "kq")  # [batch, position, head, d_head]
+        k = k.repeat_interleave(q.shape[2] // k.shape[2], dim=2)
+        scores = torch.einsum("bqhd,bkhd->bhqk", q, k) / 2  # the root of d_head
+        visible = torch.ones(10, 10, dtype=torch.bool).tril()
+        torch.testing.assert_close(scores[..., visible], cache["attn_scores", layer][..., visible])
+        for head in range(q.shape[2]):
+            for side, x in enumerate((k, q)):
+                expected = ratios(x[:, :, head].flatten(0, 1).detach())
+                np.testing.assert_allclose(found[layer, head, side], expected, atol=1e-12)
+
+
+def test_a_rotated_part_of_a_key_is_not_the_key():
+    keys, queries = draw(1, 7, 2, 4), draw(1, 7, 2, 4, seed=1)
+    part = {"blocks.0.attn.hook_rot_k": draw(1, 7, 1, 2), "blocks.0.attn.hook_rot_q": draw(1, 7, 2, 2)}
+    whole, with_part = ({K: keys, Q: queries}, {K: keys, Q: queries} | part)
+    before, after = (measured(Written(layer), "qk_alignment") for layer in (whole, with_part))
+    for name, values in before.items():
+        np.testing.assert_array_equal(after[name], values)
+
+
+@pytest.mark.parametrize(("d_head", "rank"), [(8, 2), (8, 6), (16, 15)])
+def test_random_subspaces_align_as_chance_says(d_head, rank):
+    """Heads whose keys and queries are spread evenly in random subspaces of one dimension."""
+    n, stream = 60, np.random.default_rng(0)
+    planes = [np.linalg.qr(stream.normal(size=(n, d_head, rank)))[0] for _ in range(2)]  # [head, d_head, sample]
+    keys, queries = (torch.tensor(plane).permute(2, 0, 1)[None] for plane in planes)  # [1, sample, head, d_head]
+    found = measured(Written({K: keys, Q: queries}), "qk_alignment")
+    level = np.ceil(0.9 * rank) / d_head  # the probe compares the components that explain 90%
+    np.testing.assert_allclose(found["key_query_chance"], level)
+    aligned = found["key_query"]
+    assert aligned.mean() == pytest.approx(level, abs=4 * aligned.std() / n**0.5)
+    assert aligned.std() > 1e-3
 
 
 def test_heads_that_share_their_keys():

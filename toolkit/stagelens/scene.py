@@ -107,8 +107,16 @@ class Scene:
 
     def forward(self, batch: Batch) -> Tensor:
         """The loss on `batch`, or the model's output where no loss is known."""
+        if self.loss_function is None:
+            return self.output_of(batch)
         with as_trained():
-            return self.model(batch) if self.loss_function is None else self.loss_function(self.model, batch)
+            return self.loss_function(self.model, batch)
+
+    def output_of(self, inputs: Any) -> Tensor:
+        """The model's output on `inputs`, in the precision of the training: under `torch.autocast`, if that is on."""
+        with as_trained():
+            output: Tensor = self.model(inputs)
+        return output
 
 
 def causal_keys(n_query: int, n_key: int, window: int | None = None) -> Tensor:

@@ -23,14 +23,13 @@ from stagelens.figures.drawing import (
     x_label,
 )
 from stagelens.figures.labels import legend_beside
-from stagelens.figures.style import COLOURS, DASHES, grid, headline, line_style, make_room
+from stagelens.figures.style import COLOURS, DASHES, grid, headline, make_room
 
 if TYPE_CHECKING:
     from stagelens.runs import Run
 
 MASS = "head_specialization/mass"
 UNITS = {"kl_to_references/kl": "KL to reference, nats"}
-CHANCE = "_chance"  # `NAME_chance` is the chance level of the reading NAME, and is drawn in its panel
 MOST_LINES = 24  # a reading of more lines is no use in a small panel
 MOST_IN_SMALL_LEGEND = 4
 WIDE_TITLE = 44  # letters over a small panel
@@ -96,7 +95,6 @@ def specialization_figure(run: Run) -> Figure | None:
 def probes_figure(run: Run) -> Figure | None:
     """One small panel per reading of every probe; lines are heads, layers or whatever its dims are."""
     names = [name for name in run.timeline if "/" in name and name != MASS and _lines(run, name) <= MOST_LINES]
-    names = [name for name in names if name.removesuffix(CHANCE) not in names or not name.endswith(CHANCE)]
     if not names:
         return None
     columns = min(3, len(names))
@@ -105,30 +103,15 @@ def probes_figure(run: Run) -> Figure | None:
     axes = axes.ravel()
     for axis, name in zip(axes, names, strict=False):
         draw_series(axis, run, name, legend=False)
-        has_chance = _draw_chance(axis, run, f"{name}{CHANCE}")
         axis.tick_params(labelsize=7)
         fit_x_axis(axis, run)
-        title = f"{name} (thin: chance)" if has_chance else name
-        _head_panel(axis, title, run.timeline.column(name).dims, run.timeline.series(name).shape[1:])
+        _head_panel(axis, name, run.timeline.column(name).dims, run.timeline.series(name).shape[1:])
     for axis in axes[len(names) :]:
         axis.set_axis_off()
     for axis in axes[max(0, len(names) - columns) : len(names)]:
         axis.set_xlabel(x_label(run))
     headline(figure, f"{title_of(run)}: what the probes read")
     return figure
-
-
-def _draw_chance(axis: Axes, run: Run, name: str) -> bool:
-    """Draws the chance level `name` as thin lines, one per line of the reading; False if the run has none."""
-    if name not in run.timeline:
-        return False
-    values = run.timeline.series(name)
-    flat = values.reshape(len(values), -1)
-    for index, level in enumerate(flat.T):
-        there = ~np.isnan(level)
-        colour = line_style(index)["color"] if flat.shape[1] > 1 else "0.5"
-        axis.plot(run.timeline.steps[there], level[there], color=colour, lw=0.6, ls=":", label="_chance", zorder=1)
-    return True
 
 
 def _head_panel(axis: Axes, name: str, dims: Sequence[str], sizes: Sequence[int]) -> None:
