@@ -54,7 +54,7 @@ def test_a_head_that_gives_the_same_for_every_sequence_loses_nothing_by_its_mean
 
 
 class SameForAll(HookedRootModule):
-    """A head that is computed once for all sequences, then one that is computed for each: [batch, pos, d] -> the same."""
+    """A head that is computed once for all sequences, and one for each of them: [batch, pos, d] -> the same."""
 
     def __init__(self) -> None:
         super().__init__()
