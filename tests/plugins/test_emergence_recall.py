@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 
+import numpy as np
 import pytest
 import torch
 
@@ -121,6 +122,24 @@ def test_every_probe_runs_or_says_why_not():
     assert recorder.problems == {}
     assert {"attention_sparsity", "key_value", "weight_norms"} <= recorder.probes.keys()
     assert recorder.timeline["key_value/copying"].shape == (2, 2, 4)
+
+
+def test_a_head_that_copies_in_the_first_layer_is_sparse_though_the_loss_reads_the_query_alone():
+    """From each value to its key and uniform elsewhere: 1 at the values, 0 at the keys and at the query."""
+    task = Recall(RecallConfig(**SMALL))
+    model, batch = task.build_model(), eval_batch(task)
+    length = batch.tokens.shape[1]
+    uniform = torch.ones(length, length).tril() / torch.arange(1, length + 1)[:, None]
+    value = torch.arange(length) % 2 == 1
+    copying = torch.where(value[:, None], torch.eye(length).roll(-1, 1), uniform)
+    for layer in range(2):
+        model.add_hook(f"blocks.{layer}.attn.hook_pattern", lambda pattern, hook: copying.expand_as(pattern))
+    recorder = sl.Recorder(model, ["attention_sparsity"], batch, task=task)
+    recorder.measure(0)
+    sparsity = recorder.timeline["attention_sparsity/sparsity"][0]  # [layer, head]
+    pairs = length // 2
+    np.testing.assert_allclose(sparsity[0], pairs / (2 * pairs), atol=1e-6)  # of the queries that see two keys
+    np.testing.assert_allclose(sparsity[1], 0, atol=1e-6)  # the last layer, at the query
 
 
 def test_one_pair_is_learned_by_copying_the_only_value():

@@ -72,6 +72,23 @@ def test_ablating_a_head_of_the_simplified_model_undoes_its_match():
     recorder.measure(0)
     change = recorder.timeline["head_ablation/zero"].values[0, 0]  # [head]
     assert change == pytest.approx([0.375] * 3, abs=1e-4)
+    assert "head_ablation/mean" not in recorder.timeline  # the heads are computed once for all sequences
+    assert "one sequence" in recorder.skipped["head_ablation/mean"]
+
+
+@pytest.mark.parametrize("order", [2, 3])
+def test_the_groups_are_tokens_of_the_first_layers_window_and_not_permutations(order):
+    """At order 2 there are as many permutations as tokens."""
+    task = Simplified(SimplifiedConfig(order=order, heads=2))
+    model = task.build_model()
+    with torch.no_grad():
+        model.w.copy_(30 * torch.eye(2, order))  # head h attends to token h from the end
+    recorder = sl.Recorder(model, ["head_specialization"], eval_batch(task), task=task)
+    recorder.measure(0)
+    mass = recorder.timeline["head_specialization/mass"][0]  # [layer, head, group]
+    assert mass.group.values.tolist() == [*(f"token {i}" for i in range(1, order + 1)), "rest"]
+    np.testing.assert_allclose(mass[0], np.eye(2, order + 1), atol=1e-9)
+    np.testing.assert_allclose(mass[1, 0], np.eye(order + 1)[-1])  # the second layer has one head
 
 
 def test_the_references_are_reached_in_order_and_left_again():
