@@ -140,13 +140,14 @@ def test_points_that_never_reach_the_threshold_are_censored_and_said(tmp_path) -
     assert swept.law.exponents["T"].value == pytest.approx(1, abs=0.02)
 
 
-def test_the_interval_is_over_seeds_where_there_are_several(tmp_path) -> None:
+def test_the_interval_is_over_grid_points_whose_seeds_count_once(tmp_path) -> None:
     swept = sweep(tmp_path, {"T": [1, 3, 9]}, seeds=4, settings={"noise": 0.1}, fit="T")
     assert swept.law is not None
     exponent = swept.law.exponents["T"]
-    assert swept.law.resampled == "seeds"
-    assert exponent.low < exponent.value < exponent.high
-    assert exponent.high - exponent.low < 0.3
+    assert (swept.law.grid_points, swept.law.points) == (3, 12)
+    means = swept.table.groupby("T")[swept.measures[0]].apply(lambda losses: np.exp(np.log(losses).mean()))
+    known = sl.fit_law({"T": list(means.index)}, list(means)).exponents["T"]
+    assert (exponent.low, exponent.high) == pytest.approx((known.low, known.high))
 
 
 def test_the_json_has_the_promised_keys_and_is_kept_beside_the_table(tmp_path) -> None:

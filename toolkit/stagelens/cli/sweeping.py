@@ -150,7 +150,8 @@ def _show(swept: Sweep) -> None:
         output.say(f"{count} points are censored: they never reached {measure}{unseen}")
     if swept.law is not None:
         output.say(f"{swept.measures[0]} = {swept.law}")
-        output.say(f"  in brackets: 95% intervals over {swept.law.resampled}")
+        if not swept.law.problem:
+            output.say(f"  in brackets: 95% confidence intervals over {swept.law.grid_points} grid points")
     for failure in swept.failed:
         output.say(f"{_failed(failure['point'], failure['reason'])}\n  again: {failure['command']}")
     output.say(str(swept.folder))
