@@ -57,7 +57,7 @@ def test_a_feature_that_the_task_names_can_be_fitted(tmp_path) -> None:
 def test_the_table_is_tidy_and_on_disk_as_csv_and_parquet(tmp_path) -> None:
     swept = sweep(tmp_path, GRID, seeds=2, measures=["event:half", "loss:final"])
     assert list(swept.table.columns) == [
-        *("T", "d", "seed", "event:half", "loss:final", "censored", "status", "seconds", "run", "error")
+        *("T", "d", "seed", "event:half", "loss:final", "censored", "status", "seconds", "run", "error", "reason")
     ]
     assert len(swept.table) == 12
     assert (swept.table["status"] == "finished").all()

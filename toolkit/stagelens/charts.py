@@ -7,7 +7,7 @@ A chart is a plain dict:
     series      [{name, title, labels, traces, levels}]
     log         whether steps are better seen on a log axis
     marks       {alignment: [{start, end, at, name}]}   transitions, drawn behind everything
-    times       {alignment: [{at, name, series}]}       theory's times
+    times       {alignment: [{at, name, series}]}       theory's times; beyond the run only on axes that go on there
     events      {alignment: [{at, what, series}]}       the probes' events
 
 A trace is `{name, axis, y, colour, dash, step, low, high, faint, theory}`; `y`, `low`, `high` are lists, or dicts of
@@ -22,9 +22,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from stagelens.alignment import ALIGNMENTS
+from stagelens.alignment import ALIGNMENTS, UNBOUNDED
+from stagelens.curves import average
 from stagelens.errors import UsageError
-from stagelens.events import mean_of_measured, places, probe_events
+from stagelens.events import places, probe_events
 from stagelens.members import Member
 from stagelens.palette import COLOURS, DASHES
 
@@ -34,7 +35,7 @@ if TYPE_CHECKING:
     from stagelens.runs import Run
 
 PLOTLY_DASHES = dict(zip(DASHES, ("solid", "dash", "dashdot", "dot"), strict=True))
-MOST_TRACES = 64  # of one series
+MOST_TRACES = 64  # a series of more is averaged over layers, heads and positions
 Chart = dict[str, Any]
 
 
@@ -62,9 +63,10 @@ def run_chart(run: Run, predictions: Sequence[Prediction] = ()) -> Chart | None:
         chart["marks"][one] = [
             {"start": s, "end": e, "at": a, "name": mark[3]} for s, e, a, mark in zip(*columns, marks, strict=True)
         ]
+        drawn = [p for p in times if one in UNBOUNDED or member.steps[0] <= p.expected <= member.steps[-1]]
         chart["times"][one] = [
             {"at": a, "name": p.name, "series": p.series}
-            for a, p in zip(at([p.expected for p in times]), times, strict=True)
+            for a, p in zip(at([p.expected for p in drawn]), drawn, strict=True)
         ]
         chart["events"][one] = [
             {"at": a, "what": e["what"], "series": e["series"]}
@@ -90,7 +92,7 @@ def comparison_chart(comparison: Comparison) -> Chart:
             traces.append(look | _by_alignment(drawn))
             if len(group.members) > 1:
                 traces += _seed_traces(drawn, axes, look, group.members)
-        scale = ", 0..1 of each curve's range" if comparison.relative else ""
+        scale = ", 0..1 of each curve's range" if comparison.relative and not one.labels else ""
         series.append({"name": one.name, "title": one.label + scale, "labels": list(one.labels), "traces": traces})
     first = [a for a in alignments if a["name"] == comparison.align]
     ordered = first + [a for a in alignments if a not in first]
@@ -115,10 +117,10 @@ def _axes(members: Sequence[Member], labels: dict[str, str]) -> tuple[list[dict[
 def _run_series(run: Run, name: str, predictions: Sequence[Prediction]) -> dict[str, Any]:
     """One series of a run: a line for each place along its dims, and theory over it."""
     column, values = run.timeline.column(name), run.timeline.series(name)
-    flat = values.reshape(len(values), -1)
-    labels, rule = places(column), ""
-    if len(labels) > MOST_TRACES:
-        flat, labels, rule = mean_of_measured(flat, 1)[:, None], [name], f" (mean over {', '.join(column.dims)})"
+    rule = ""
+    if column.size > MOST_TRACES:
+        column, values, rule = average(column, values)
+    flat, labels = values.reshape(len(values), -1), places(column)
     traces = [
         _look(index)
         | {"name": label or name, "axis": "run", "y": _rounded(flat[:, index]), "step": bool(column.labels)}
@@ -129,7 +131,7 @@ def _run_series(run: Run, name: str, predictions: Sequence[Prediction]) -> dict[
     levels = [{"y": float(p.expected), "name": p.name} for p in about if p.kind == "level" and not callable(p.expected)]
     return {
         "name": name,
-        "title": name + rule,
+        "title": f"{name} ({rule})" if rule else name,
         "labels": list(column.labels),
         "traces": traces,
         "levels": levels,

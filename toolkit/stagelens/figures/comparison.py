@@ -13,7 +13,7 @@ from stagelens.figures.style import grid, line_style, styled
 
 if TYPE_CHECKING:
     from stagelens.comparing import Comparison, Curve
-    from stagelens.members import Series
+    from stagelens.curves import SeriesCurve
 
 
 def comparison_figure(comparison: Comparison) -> Figure:
@@ -82,7 +82,8 @@ def _fit_x_axis(axis: Axes, comparison: Comparison) -> None:
         axis.set_xlim(min(positive), max(positive) * 1.03)
 
 
-def _axis_label(series: Series, relative: bool) -> str:
+def _axis_label(series: SeriesCurve, relative: bool) -> str:
     """The series, and below it the rule it was reduced by and the scale."""
-    notes = [note for note in (series.rule, "0..1 of each curve's range" if relative else "") if note]
+    scale = "0..1 of each curve's range" if relative and not series.labels else ""
+    notes = [note for note in (series.rule, scale) if note]
     return "\n".join([series.name, *(f"({note})" for note in notes)])
