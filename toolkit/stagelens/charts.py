@@ -81,14 +81,15 @@ def comparison_chart(comparison: Comparison) -> Chart:
     _, alignments = _axes(members, {name: comparison.x_label_by(name) for name in ALIGNMENTS})
     possible = [a["name"] for a in alignments if not a["problem"]]
     curves = {name: comparison.curves_by(name) for name in possible}
-    series, axes = [], {}
+    axes: dict[str, Any] = {}
+    series = []
     for number, one in enumerate(comparison.series):
         traces = []
         for index, group in enumerate(comparison.groups):
             place = number * len(comparison.groups) + index
             drawn = {name: curves[name][place] for name in possible}
-            axes[str(place)] = {name: _rounded(curve.x) for name, curve in drawn.items()}
-            look = _look(index) | {"name": group.name, "axis": str(place), "step": bool(one.labels)}
+            axis = _axis(axes, {name: curve.x for name, curve in drawn.items()})
+            look = _look(index) | {"name": group.name, "axis": axis, "step": bool(one.labels)}
             traces.append(look | _by_alignment(drawn))
             if len(group.members) > 1:
                 traces += _seed_traces(drawn, axes, look, group.members)
@@ -151,11 +152,25 @@ def _theory_trace(prediction: Prediction, run: Run) -> dict[str, Any]:
 
 def _by_alignment(drawn: dict[str, Curve]) -> dict[str, Any]:
     """The middle of each curve by alignment, and with more than one seed its spread."""
-    found: dict[str, Any] = {"y": {name: _rounded(curve.middle) for name, curve in drawn.items()}}
+    found: dict[str, Any] = {"y": _once({name: _rounded(curve.middle) for name, curve in drawn.items()})}
     if any(len(curve.seeds) > 1 and not curve.series.labels for curve in drawn.values()):
-        found["low"] = {name: _rounded(curve.low) for name, curve in drawn.items()}
-        found["high"] = {name: _rounded(curve.high) for name, curve in drawn.items()}
+        found["low"] = _once({name: _rounded(curve.low) for name, curve in drawn.items()})
+        found["high"] = _once({name: _rounded(curve.high) for name, curve in drawn.items()})
     return found
+
+
+def _axis(axes: dict[str, Any], places: dict[str, Any]) -> str:
+    """The key of `places` (by alignment) in `axes`; most curves of a comparison share theirs."""
+    rounded = {name: _rounded(x) for name, x in places.items()}
+    known = next((key for key, axis in axes.items() if axis == rounded), str(len(axes)))
+    axes.setdefault(known, rounded)
+    return known
+
+
+def _once(values: dict[str, list[float | None]]) -> Any:
+    """`values` by alignment, or one list if they are the same on every axis."""
+    first, *others = values.values()
+    return first if all(other == first for other in others) else values
 
 
 def _seed_traces(
@@ -163,9 +178,8 @@ def _seed_traces(
 ) -> list[dict[str, Any]]:
     traces = []
     for number, member in enumerate(members):
-        key = f"{look['axis']}.{number}"
-        axes[key] = {name: _rounded(curve.seeds[number][0]) for name, curve in drawn.items()}
-        y = {name: _rounded(curve.seeds[number][1]) for name, curve in drawn.items()}
+        key = _axis(axes, {name: curve.seeds[number][0] for name, curve in drawn.items()})
+        y = _once({name: _rounded(curve.seeds[number][1]) for name, curve in drawn.items()})
         traces.append(look | {"name": f"seed {member.seed}", "axis": key, "y": y, "faint": True})
     return traces
 

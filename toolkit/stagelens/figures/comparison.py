@@ -9,7 +9,10 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MultipleLocator
 
+from stagelens.errors import UsageError
 from stagelens.figures.style import grid, line_style, styled
+
+MOST_PANELS = 60  # a picture of more is too tall to read
 
 if TYPE_CHECKING:
     from stagelens.comparing import Comparison, Curve
@@ -20,8 +23,13 @@ def comparison_figure(comparison: Comparison) -> Figure:
     """The curves of `comparison`: middle as a line, spread over seeds as a band, each seed as a hairline."""
     from stagelens.comparing import SPREAD
 
+    panels = len(comparison.series)
+    if panels > MOST_PANELS:
+        raise UsageError(
+            f"{panels} curves are too many for one picture (at most {MOST_PANELS}): choose some with "
+            f"--probe, as {comparison.series[-1].name}, or write an html file"
+        )
     with styled():
-        panels = len(comparison.series)
         names = [group.name for group in comparison.groups]
         several = any(len(group.members) > 1 for group in comparison.groups)
         left = 1.35 if any(series.labels for series in comparison.series) else 0.95
