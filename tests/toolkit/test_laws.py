@@ -117,7 +117,7 @@ def test_a_saturated_fit_has_neither_r2_nor_intervals_and_says_why(seeds: int) -
 
 
 def test_seeds_do_not_stand_in_for_missing_grid_points() -> None:
-    with pytest.raises(UsageError, match="6 values at 2 grid points for 3 unknowns.*add values of x"):
+    with pytest.raises(UsageError, match=r"6 values at 2 grid points for 3 unknowns.*add values of x"):
         sl.fit_law({"x": [1.0, 2.0] * 3, "y": [3.0, 5.0] * 3}, [1.0, 2.0] * 3, seeds=[0, 0, 1, 1, 2, 2])
 
 

@@ -97,7 +97,7 @@ def curves_of(*columns: Column, place: Mapping[str, str] | None = None) -> list[
 
 
 def one_curve(timeline: Timeline, text: str, place: Mapping[str, str] | None = None) -> SeriesCurve:
-    """The curve that `text` names (`loss`, `kl_to_references/kl[reference=bigram]`); an error lists what it may mean."""
+    """The curve that `text` names: `loss`, `kl_to_references/kl[reference=bigram]`. An error lists what it may mean."""
     name, inside = (text, {}) if text in timeline else parse_curve(text)
     found = curves_of(timeline.column(name), place={**inside, **(place or {})})
     if len(found) != 1:
@@ -126,9 +126,10 @@ def listed(curves: Sequence[SeriesCurve]) -> str:
 
 
 def average(column: Column, values: Floats) -> tuple[Column, Floats, str]:
-    """`values` [step, *dims] averaged over the `AVERAGED` dims: the column and values [step, *other dims], and the rule.
+    """Averages `values` [step, *dims] over the `AVERAGED` dims.
 
-    The rule says what was averaged; it is empty if nothing was.
+    Returns the column and the values [step, *other dims] of what is left, and the rule, which says what was averaged.
+    The rule is empty if nothing was.
     """
     wide = [dim for dim, size in zip(column.dims, column.shape, strict=True) if dim in AVERAGED and size > 1]
     kept = [index for index, dim in enumerate(column.dims) if dim not in AVERAGED]

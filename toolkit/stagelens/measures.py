@@ -5,7 +5,7 @@
 | `loss`, `loss:final` | the series' last value |
 | `loss:min`, `loss:max`, `loss:best` | its least or largest; best: the least of a loss or an error, else the largest |
 | `accuracy:stage2` | its value at the end of the run's second stage |
-| `probe/reading[head=1,layer=0]` | one curve of a series with dims; layers, heads and positions that are not given are averaged |
+| `probe/reading[head=1,layer=0]` | one curve of a series; layers, heads and positions not given are averaged |
 | `plateau_length@0.1`, `plateau_length:accuracy@5%` | steps until the series crosses a threshold |
 | `plateau_length` | as the task itself measures it, where it does; else until the metric is at 50% of its start |
 | `transition1`, `transition2`, ... | the step at which a transition is steepest |

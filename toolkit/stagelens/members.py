@@ -171,7 +171,7 @@ class Members(Sequence[Member]):
         return [name for name in self._members[0].timeline if all(name in m.timeline for m in self._members)]
 
     def choose(self, wanted: Sequence[str]) -> tuple[SeriesCurve, ...]:
-        """The curves that `wanted` means: curves, series, or probes for all of their series; none: the shared metric."""
+        """The curves that `wanted` means: curves, series, or probes for all their series; none: the shared metric."""
         shared = self.shared
         if not shared:
             raise UsageError(f"{', '.join(m.name for m in self._members)} have no series in common to compare")
