@@ -49,6 +49,8 @@ class Row:
 
     @property
     def bar(self) -> str:
+        if self.at_most is not None and self.at_least is not None:
+            return f"{self.at_least:g} to {self.at_most:g}"
         if self.at_most is not None:
             return f"at most {self.at_most:g}"
         return "" if self.at_least is None else f"at least {self.at_least:g}"

@@ -58,7 +58,7 @@ def exponent_checks(law: Law, expected: dict[str, float], tolerance: float, r2: 
     yield reported("constant of the law", law.constant, where)
     for key in expected:
         ends = [law.exponents[key].low, law.exponents[key].high]
-        yield reported(f"95% interval of the exponent of {key}, over resampled points", ends, where)
+        yield reported(f"95% confidence interval of the exponent of {key}, over the points", ends, where)
 
 
 class WeightsFirst(Claim):

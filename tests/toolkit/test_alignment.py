@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stagelens.alignment import by_fraction, by_loss, by_stage, check_alignment, common_grid, resample
+from stagelens.alignment import by_fraction, by_loss, by_stage, check_alignment, common_grid, envelope, resample
 from stagelens.errors import UsageError
 
 
@@ -80,6 +80,27 @@ def test_the_common_grid_ends_where_the_first_axis_does():
 def test_the_common_grid_is_thinned_out_but_keeps_its_ends():
     grid = common_grid([np.linspace(0, 1, 5001)], points=100)
     assert len(grid) == 100 and grid[0] == 0 and grid[-1] == 1
+
+
+@given(st.integers(0, 2**32 - 1), st.booleans())
+def test_the_envelope_on_a_thinned_grid_contains_the_line_everywhere(seed, resting):
+    random = np.random.default_rng(seed)
+    axis = np.sort(random.uniform(size=1000))
+    if resting:  # an axis on which many points share a position, as a loss that rests
+        axis = axis.round(2)
+    values = random.standard_cauchy(1000)
+    grid = common_grid([axis, np.linspace(0.05, 0.9, 500)], points=37)
+    low, high = envelope(grid, axis, values)
+    here = (axis >= grid[0]) & (axis <= grid[-1])
+    assert (np.interp(axis[here], grid, low) <= values[here] + 1e-9 * abs(values[here])).all()
+    assert (np.interp(axis[here], grid, high) >= values[here] - 1e-9 * abs(values[here])).all()
+    assert low.min() >= values.min() and high.max() <= values.max()
+
+
+def test_the_envelope_on_a_grid_of_all_points_is_the_line():
+    axis, values = np.array([0.0, 1.0, 3.0]), np.array([5.0, -2.0, 7.0])
+    low, high = envelope(axis, axis, values)
+    assert low.tolist() == high.tolist() == values.tolist()
 
 
 def test_resampling_a_line_gives_the_line():

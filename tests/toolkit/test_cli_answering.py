@@ -56,6 +56,18 @@ def test_stages_of_a_series_with_heads_state_how_it_was_reduced(cli, runs):
     assert "stages of s/entropy (mean over head)" in cli("stages", "seed0", "--runs", runs, "--metric", "s/entropy").out
 
 
+def test_stages_of_one_element_and_of_a_series_that_has_several_curves(cli, runs):
+    found = cli("stages", "seed0", "--runs", runs, "--metric", "s/entropy[head=1]", "--json").json
+    assert (found["metric"], found["rule"]) == ("s/entropy[head=1]", "")
+    assert found["transitions"] == pytest.approx(TIMES, abs=10)
+    two = np.stack([CURVE, 1 + CURVE], axis=1)
+    write_run(runs, "two", {"loss": CURVE, "kl/kl": (two, ("reference",))})
+    told = cli("stages", "two", "--runs", runs, "--metric", "kl/kl")
+    assert told.code == 2
+    assert "has 2 curves; give one of them: kl/kl[reference=0], kl/kl[reference=1]" in told.err
+    assert cli("stages", "two", "--runs", runs, "--metric", "kl/kl[reference=1]", "--json").json["stages"]
+
+
 def test_stages_of_a_csv(cli, tmp_path):
     path = curve_file(tmp_path, ["step,value", *rows_of(STEPS, CURVE)])
     found = cli("stages", path, "--json").json

@@ -11,6 +11,7 @@ import pytest
 from recorded import STEPS, staircase, timeline, write_run
 
 import stagelens as sl
+from stagelens.charts import comparison_chart
 from stagelens.errors import UsageError
 
 LEVELS = (3.0, 2.0, 1.0)
@@ -56,6 +57,21 @@ def test_a_group_has_the_mean_and_the_extremes_of_its_seeds(tmp_path):
     assert set(curve.middle) == {1.0} and set(curve.low) == {0.0} and set(curve.high) == {2.0}
 
 
+@pytest.mark.parametrize("align", ["step", "fraction", "loss", "stage"])
+def test_the_band_of_a_group_contains_every_seed_at_every_position(tmp_path, align):
+    random, steps = np.random.default_rng(0), np.arange(3000)
+    for seed in range(3):
+        loss = staircase(steps, (1000 + 100 * seed, 2000), LEVELS, 20.0)
+        spikes = np.where(random.random(3000) < 0.02, random.standard_cauchy(3000), 0.0)
+        write_run(tmp_path, str(seed), {"loss": loss, "spiky": loss + spikes}, steps, seed=seed)
+    (curve,) = sl.compare(["0", "1", "2"], "spiky", align, folder=tmp_path).curves
+    assert len(curve.x) == 400
+    for x, values in curve.seeds:
+        here = (x >= curve.x[0]) & (x <= curve.x[-1])
+        assert (np.interp(x[here], curve.x, curve.low) <= values[here] + 1e-9).all()
+        assert (np.interp(x[here], curve.x, curve.high) >= values[here] - 1e-9).all()
+
+
 def test_a_group_is_averaged_only_where_all_its_seeds_reach(tmp_path):
     write_run(tmp_path, "long", {"loss": STEPS}, seed=0)
     write_run(tmp_path, "short", {"loss": STEPS[:21]}, STEPS[:21], seed=1, status="interrupted", planned=1000.0)
@@ -92,6 +108,34 @@ def test_labels_are_compared_by_the_most_common_one(tmp_path):
     assert comparison.series[0].rule == "most common over head"
     assert comparison.curves[0].middle.tolist() == [0.0] * 100 + [1.0] * 101
     assert comparison.table[-1]["s/leader (most common over head)"] == "right"
+
+
+@pytest.mark.parametrize("seeds", [1, 2])
+def test_labels_are_never_rescaled(tmp_path, seeds):
+    labels = ("I(1)", "I(2)", "I(3)", "rest")
+    codes = np.where(STEPS < 400, 3.0, 1.0)[:, None] + np.zeros(2)  # rest, then I(2); neither 0 nor the last
+    for seed in range(seeds):
+        write_run(tmp_path, str(seed), {"loss": 5.0 * STEPS, "s/leader": (codes, ("head",), labels)}, seed=seed)
+    comparison = sl.compare(list("01"[:seeds]), ["loss", "s/leader"], relative=True, folder=tmp_path)
+    loss, leader = comparison.curves
+    assert (loss.middle.min(), loss.middle.max()) == (0.0, 1.0)
+    assert [labels[int(code)] for code in (leader.middle[0], leader.middle[-1])] == ["rest", "I(2)"]
+    top, bottom = comparison.figure().axes
+    ticks = dict(zip(bottom.get_yticks(), (tick.get_text() for tick in bottom.get_yticklabels()), strict=True))
+    drawn = bottom.lines[0].get_ydata()
+    assert [ticks[code] for code in (drawn[0], drawn[-1])] == ["rest", "I(2)"]
+    assert "range" in top.get_ylabel() and "range" not in bottom.get_ylabel()
+    titles = [series["title"] for series in comparison_chart(comparison)["series"]]
+    assert "range" in titles[0] and "range" not in titles[1]
+    assert comparison_chart(comparison)["series"][1]["traces"][0]["y"][0] == 3.0
+
+
+def test_a_picture_of_too_many_curves_says_how_to_choose(tmp_path):
+    write_run(tmp_path, "a", {"loss": STEPS, "s/norm": (np.zeros((len(STEPS), 99)), ("parameter",))})
+    comparison = sl.compare(["a"], "s/norm", folder=tmp_path)
+    assert len(comparison.table[-1]) > 99
+    with pytest.raises(UsageError, match=r"99 curves are too many .* s/norm\[parameter=98\]"):
+        comparison.figure()
 
 
 def test_stages_meet_when_aligned_by_stage(runs):

@@ -33,28 +33,64 @@ def test_r2_and_residuals_are_those_of_the_logarithms() -> None:
     assert law.r2 == pytest.approx(1 - np.sum(residuals**2) / np.sum((np.log(y) - np.log(y).mean()) ** 2))
 
 
-def test_the_interval_over_seeds_covers_the_truth_about_as_often_as_it_says() -> None:
-    generator, covered, trials = np.random.default_rng(0), 0, 200
-    x, seeds = np.tile([1.0, 3.0, 9.0, 27.0], 20), np.repeat(np.arange(20), 4)
-    for trial in range(trials):
-        y = x**1.5 * np.exp(0.3 * generator.standard_normal(len(x)))
-        exponent = sl.fit_law({"x": x}, y, seeds=seeds, resamples=300, seed=trial).exponents["x"]
-        covered += exponent.low <= 1.5 <= exponent.high
-    assert 0.88 <= covered / trials <= 0.99
+PAIRS = np.stack([T, D], axis=1)  # two columns
+ONE = np.geomspace(1, 64, 10)[:, None]
+# columns [point, column], seeds of each point, noise of a seed and of a point in log space
+DESIGNS = {
+    "1 seed": (ONE, [1] * 10, 0.2, 0.0),
+    "2 seeds": (ONE, [2] * 10, 0.2, 0.0),
+    "3 seeds": (ONE, [3] * 10, 0.2, 0.0),
+    "5 seeds": (ONE, [5] * 10, 0.2, 0.0),
+    "5 points": (ONE[::2], [2] * 5, 0.2, 0.0),
+    "points scatter more than seeds": (ONE, [5] * 10, 0.05, 0.3),
+    "one point has a second seed": (ONE, [1] * 9 + [2], 0.2, 0.0),
+    "one point has a second seed, points scatter": (ONE, [2] + [1] * 9, 0.05, 0.3),
+    "two columns, 1 seed": (PAIRS, [1] * 12, 0.2, 0.0),
+    "two columns, 3 seeds, points scatter": (PAIRS, [3] * 12, 0.1, 0.2),
+}
 
 
-def test_seeds_are_redrawn_within_their_combination_and_points_where_there_is_one_seed() -> None:
-    x, y = np.array([1.0, 2.0, 4.0] * 2), np.array([1.0, 2.5, 4.0, 1.1, 2.4, 4.2])
-    assert sl.fit_law({"x": x}, y, seeds=[0, 0, 0, 1, 1, 1]).resampled == "seeds"
-    assert sl.fit_law({"x": x[:3]}, y[:3], seeds=[0, 0, 0]).resampled == "points"
-    assert sl.fit_law({"x": x}, y).resampled == "points"
+@pytest.mark.parametrize("name", DESIGNS)
+def test_the_95_percent_interval_covers_the_truth_in_95_percent_of_laws(name: str) -> None:
+    columns, counts, seed_noise, point_noise = DESIGNS[name]
+    rows = np.repeat(np.arange(len(columns)), counts)
+    seeds = np.concatenate([np.arange(count) for count in counts])
+    named = dict(zip("xy", columns[rows].T, strict=False))
+    generator, laws = np.random.default_rng(0), 1000
+    covered = np.zeros(len(named))
+    for _ in range(laws):
+        deviation = point_noise * generator.standard_normal(len(columns))
+        noise = deviation[rows] + seed_noise * generator.standard_normal(len(rows))
+        law = sl.fit_law(named, 2 * np.prod(columns[rows], axis=1) ** 1.5 * np.exp(noise), seeds=seeds)
+        covered += [exponent.low <= 1.5 <= exponent.high for exponent in law.exponents.values()]
+    assert (covered >= 0.93 * laws).all()
+    assert (covered <= 0.97 * laws).all()
 
 
-def test_the_same_seed_gives_the_same_interval() -> None:
-    noise = np.exp(0.1 * np.random.default_rng(1).standard_normal(len(T)))
-    first, second, other = (sl.fit_law({"T": T, "d": D}, T * noise, seed=seed).exponents["T"] for seed in (3, 3, 4))
-    assert first == second
-    assert first != other
+def test_the_interval_is_the_t_interval_of_a_textbook() -> None:
+    from scipy import stats
+
+    x, y = np.array([1.0, 2.0, 4.0, 8.0, 16.0]), np.array([1.0, 3.0, 3.0, 9.0, 11.0])
+    known, exponent = stats.linregress(np.log(x), np.log(y)), sl.fit_law({"x": x}, y).exponents["x"]
+    half = stats.t.ppf(0.975, len(x) - 2) * known.stderr
+    np.testing.assert_allclose([exponent.low, exponent.high], [known.slope - half, known.slope + half])
+
+
+def test_every_seed_of_a_grid_point_counts_once_and_every_value_without_seeds() -> None:
+    x, y = np.array([1.0, 2.0, 4.0, 4.0]), np.array([1.0, 2.5, 4.0, 5.0])
+    means = sl.fit_law({"x": x[:3]}, [1.0, 2.5, np.sqrt(20.0)])
+    together, apart = sl.fit_law({"x": x}, y, seeds=[0, 0, 0, 1]), sl.fit_law({"x": x}, y)
+    assert together.exponents["x"].value == pytest.approx(means.exponents["x"].value)
+    assert together.exponents["x"].low == pytest.approx(means.exponents["x"].low)
+    assert (together.grid_points, together.points) == (3, 4)
+    assert (apart.grid_points, apart.points) == (4, 4)
+    assert together.to_dict()["resampled"] == "points"
+
+
+def test_the_options_of_the_bootstrap_are_deprecated() -> None:
+    with pytest.warns(DeprecationWarning, match="no effect"):
+        law = sl.fit_law({"T": T, "d": D}, T, resamples=10)
+    assert law.exponents["T"].value == pytest.approx(1)
 
 
 def test_censored_points_are_left_out_counted_and_said() -> None:
@@ -68,10 +104,21 @@ def test_censored_points_are_left_out_counted_and_said() -> None:
     assert "2 censored" in str(law)
 
 
-def test_without_points_to_spare_the_interval_is_unknown() -> None:
-    law = sl.fit_law({"x": [1.0, 2.0]}, [3.0, 12.0])
+@pytest.mark.parametrize("seeds", [1, 5])
+def test_a_saturated_fit_has_neither_r2_nor_intervals_and_says_why(seeds: int) -> None:
+    x, noise = np.tile([1.0, 2.0], seeds), np.repeat(np.linspace(1.0, 1.2, seeds), 2)
+    law = sl.fit_law({"x": x}, 3 * x**2 * noise, seeds=np.repeat(np.arange(seeds), 2))
     assert law.exponents["x"].value == pytest.approx(2)
-    assert law.to_dict()["exponents"]["x"]["low"] is None
+    shape = law.to_dict()
+    assert (shape["r2"], shape["exponents"]["x"]["low"], shape["exponents"]["x"]["high"]) == (None, None, None)
+    assert shape["problem"] == "a saturated fit has no R2 and no intervals: 2 grid points for 2 unknowns"
+    assert "nan" not in str(law)
+    assert shape["problem"] in str(law)
+
+
+def test_seeds_do_not_stand_in_for_missing_grid_points() -> None:
+    with pytest.raises(UsageError, match=r"6 values at 2 grid points for 3 unknowns.*add values of x"):
+        sl.fit_law({"x": [1.0, 2.0] * 3, "y": [3.0, 5.0] * 3}, [1.0, 2.0] * 3, seeds=[0, 0, 1, 1, 2, 2])
 
 
 def test_to_dict_has_the_promised_keys() -> None:

@@ -6,8 +6,10 @@ import math
 
 import numpy as np
 import pytest
+from recorded import STEPS, staircase, write_run
 from small import Decay, Regression, run
 
+import stagelens as sl
 from stagelens.errors import UsageError
 from stagelens.measures import Measured, crossing, parse_measure
 
@@ -33,10 +35,6 @@ def test_final_least_largest_and_best(regression) -> None:
     assert value("loss", regression) == value("loss:final", regression) == losses[-1]
     assert value("loss:min", regression) == value("loss:best", regression) == losses.min()
     assert value("loss:max", regression) == losses.max()
-    norms = regression.timeline.series("weight_norms/norm")
-    assert value("weight_norms/norm:best", regression) == pytest.approx(
-        norms.mean(axis=tuple(range(1, norms.ndim))).max()
-    )
 
 
 def test_one_number_of_a_series_with_dims(regression) -> None:
@@ -60,6 +58,29 @@ def test_crossings_are_interpolated_and_taken_from_either_side() -> None:
     assert crossing(steps, np.array([0.0, 0.4, 0.8]), "0.6") == Measured(15.0)
     assert crossing(steps, np.array([1.0, 0.8, 0.6]), "50%") == Measured(20.0, censored=True)
     assert crossing(steps, np.array([2.0, 1.0, 0.5]), "50%") == Measured(10.0)
+
+
+@pytest.mark.parametrize("start", [0.0, -0.0])
+def test_a_part_of_zero_is_no_threshold(start: float) -> None:
+    measured = crossing(np.array([0.0, 10.0]), np.array([start, 1.0]), "50%")
+    assert math.isnan(measured.value) and not measured.censored
+    assert measured.reason == "the series starts at 0, so 50% of its start is no threshold"
+    assert crossing(np.array([0.0, 10.0]), np.array([start, 1.0]), "0.5") == Measured(5.0)
+
+
+def test_a_series_has_no_value_where_it_was_not_measured(tmp_path) -> None:
+    loss = staircase(STEPS, (300, 700), (3.0, 2.0, 1.0))
+    late, early = np.where(STEPS >= 900, 150.0, np.nan), np.where(STEPS <= 100, 150.0, np.nan)
+    run = write_run(tmp_path, "a", {"loss": loss, "late": late, "early": early})
+    ends = [float(stage.end) for stage in run.stages()]
+    assert ends[0] < 900 and ends[-1] == 1000
+    for name, number, covered in (("late", 1, "900 to 1000"), ("early", len(ends), "0 to 100")):
+        measured = parse_measure(f"{name}:stage{number}")(run)
+        assert math.isnan(measured.value) and not measured.censored
+        assert measured.reason == f"{name} was measured from step {covered}; the stage ends at {ends[number - 1]:g}"
+    assert value(f"late:stage{len(ends)}", run) == 150.0
+    assert parse_measure("loss:stage99")(run).reason == f"the run has {len(ends)} stages"
+    assert sl.compare([run], "late").table[0]["late"] is None
 
 
 def test_events_of_a_flow_are_its_own_times(decay) -> None:
@@ -89,7 +110,7 @@ def test_stages_and_transitions_are_those_that_the_run_has(regression) -> None:
         ("loss:last", "unknown moment 'last'"),
         ("loss@0.1", "only plateau_length has a threshold"),
         ("plateau_length@soon", "threshold 'soon'"),
-        ("norm[head]", "expected places such as"),
+        ("norm[head]", "expected elements such as"),
         ("loss:stage0", "unknown moment"),
     ],
 )

@@ -116,6 +116,18 @@ def test_theory_is_in_the_page_and_its_chart(grown):
     assert "Theory and measurement" in page and "Eq. 2" in page
 
 
+def test_a_time_of_theory_beyond_the_run_stands_nowhere_but_in_its_own_place(tmp_path):
+    run = write_run(tmp_path, "a", {"loss": staircase(STEPS, (200, 600), (3.0, 2.0, 1.0))})
+    last = float(STEPS[-1])
+    times = {"before": -50.0, "within": 600.0, "at the end": last, "beyond": 2030.0}
+    chart = run_chart(run, [sl.Prediction(name, "time", at, "Eq. 1") for name, at in times.items()])
+    assert {time["name"]: time["at"] for time in chart["times"]["step"]} == times
+    assert {time["name"]: time["at"] * last for time in chart["times"]["fraction"]} == pytest.approx(times)
+    for align, end in (("loss", 1.0), ("stage", 3.0)):
+        assert [time["name"] for time in chart["times"][align]] == ["within", "at the end"]
+        assert [time["at"] for time in chart["times"][align]][1] == end
+
+
 # what a page holds
 
 

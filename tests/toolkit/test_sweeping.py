@@ -57,7 +57,7 @@ def test_a_feature_that_the_task_names_can_be_fitted(tmp_path) -> None:
 def test_the_table_is_tidy_and_on_disk_as_csv_and_parquet(tmp_path) -> None:
     swept = sweep(tmp_path, GRID, seeds=2, measures=["event:half", "loss:final"])
     assert list(swept.table.columns) == [
-        *("T", "d", "seed", "event:half", "loss:final", "censored", "status", "seconds", "run", "error")
+        *("T", "d", "seed", "event:half", "loss:final", "censored", "status", "seconds", "run", "error", "reason")
     ]
     assert len(swept.table) == 12
     assert (swept.table["status"] == "finished").all()
@@ -140,13 +140,31 @@ def test_points_that_never_reach_the_threshold_are_censored_and_said(tmp_path) -
     assert swept.law.exponents["T"].value == pytest.approx(1, abs=0.02)
 
 
-def test_the_interval_is_over_seeds_where_there_are_several(tmp_path) -> None:
+def test_a_point_without_a_value_has_the_reason_in_its_row(tmp_path) -> None:
+    swept = sweep(tmp_path, {"T": [1, 2]}, measures=["loss:stage9", "loss:final"])
+    assert swept.table["loss:stage9"].isna().all()
+    stages = [len(run.stages()) for run in swept]
+    assert [row["reason"] for row in swept.rows] == [f"loss:stage9: the run has {count} stages" for count in stages]
+    assert json.loads((swept.folder / "sweep.json").read_text())["table"][0]["loss:stage9"] is None
+    assert (sweep(tmp_path, {"T": [1, 2]}).table["reason"] == "").all()
+
+
+def test_a_measure_that_the_points_do_not_have_is_told_before_anything_runs(tmp_path) -> None:
+    sweep(tmp_path, {"T": [1]})
+    here = Here()
+    with pytest.raises(UsageError, match="unknown series 'lost'"):
+        sweep(tmp_path, {"T": [1, 2]}, executor=here, measures="lost:final")
+    assert not here.jobs
+
+
+def test_the_interval_is_over_grid_points_whose_seeds_count_once(tmp_path) -> None:
     swept = sweep(tmp_path, {"T": [1, 3, 9]}, seeds=4, settings={"noise": 0.1}, fit="T")
     assert swept.law is not None
     exponent = swept.law.exponents["T"]
-    assert swept.law.resampled == "seeds"
-    assert exponent.low < exponent.value < exponent.high
-    assert exponent.high - exponent.low < 0.3
+    assert (swept.law.grid_points, swept.law.points) == (3, 12)
+    means = swept.table.groupby("T")[swept.measures[0]].apply(lambda losses: np.exp(np.log(losses).mean()))
+    known = sl.fit_law({"T": list(means.index)}, list(means)).exponents["T"]
+    assert (exponent.low, exponent.high) == pytest.approx((known.low, known.high))
 
 
 def test_the_json_has_the_promised_keys_and_is_kept_beside_the_table(tmp_path) -> None:

@@ -19,6 +19,8 @@ ALIGNMENTS = {
     "stage": "stage (k: the k-th transition)",
 }
 
+UNBOUNDED = ("step", "fraction")  # alignments on which a time beyond the run has a position; the others end with it
+
 
 def check_alignment(name: str) -> str:
     """`name` if it is an alignment, else an error that lists them."""
@@ -75,6 +77,24 @@ def common_grid(axes: Sequence[Floats], points: int = 400) -> Floats:
     inside: Floats = together[(together >= low) & (together <= high)]
     thinned = np.linspace(0, len(inside) - 1, min(points, len(inside))).round().astype(int)
     return np.asarray(inside[thinned])
+
+
+def envelope(grid: Floats, axis: Floats, values: Floats) -> tuple[Floats, Floats]:
+    """(low, high), each [position]: a band with straight edges between the positions `grid` that contains a line.
+
+    The line goes through `values` [point] over `axis` [point] (not decreasing). A point between two positions of the
+    grid widens the band at both, so a spike that the grid passes over is inside the band. Without such points the band
+    is the line itself.
+    """
+    low: Floats = np.interp(grid, axis, values)
+    high = low.copy()
+    reached = (axis >= grid[0]) & (axis <= grid[-1])
+    before = np.searchsorted(grid, axis[reached], side="right") - 1
+    after = np.searchsorted(grid, axis[reached], side="left")
+    for position in (before, after):  # the same one for a point that lies on the grid
+        np.minimum.at(low, position, values[reached])
+        np.maximum.at(high, position, values[reached])
+    return low, high
 
 
 def resample(grid: Floats, axis: Floats, values: Floats, categorical: bool = False) -> Floats:

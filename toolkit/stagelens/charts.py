@@ -7,7 +7,7 @@ A chart is a plain dict:
     series      [{name, title, labels, traces, levels}]
     log         whether steps are better seen on a log axis
     marks       {alignment: [{start, end, at, name}]}   transitions, drawn behind everything
-    times       {alignment: [{at, name, series}]}       theory's times
+    times       {alignment: [{at, name, series}]}       theory's times; beyond the run only on axes that go on there
     events      {alignment: [{at, what, series}]}       the probes' events
 
 A trace is `{name, axis, y, colour, dash, step, low, high, faint, theory}`; `y`, `low`, `high` are lists, or dicts of
@@ -22,9 +22,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from stagelens.alignment import ALIGNMENTS
+from stagelens.alignment import ALIGNMENTS, UNBOUNDED
+from stagelens.curves import average
 from stagelens.errors import UsageError
-from stagelens.events import mean_of_measured, places, probe_events
+from stagelens.events import places, probe_events
 from stagelens.members import Member
 from stagelens.palette import COLOURS, DASHES
 
@@ -34,7 +35,7 @@ if TYPE_CHECKING:
     from stagelens.runs import Run
 
 PLOTLY_DASHES = dict(zip(DASHES, ("solid", "dash", "dashdot", "dot"), strict=True))
-MOST_TRACES = 64  # of one series
+MOST_TRACES = 64  # a series of more is averaged over layers, heads and positions
 Chart = dict[str, Any]
 
 
@@ -62,9 +63,10 @@ def run_chart(run: Run, predictions: Sequence[Prediction] = ()) -> Chart | None:
         chart["marks"][one] = [
             {"start": s, "end": e, "at": a, "name": mark[3]} for s, e, a, mark in zip(*columns, marks, strict=True)
         ]
+        drawn = [p for p in times if one in UNBOUNDED or member.steps[0] <= p.expected <= member.steps[-1]]
         chart["times"][one] = [
             {"at": a, "name": p.name, "series": p.series}
-            for a, p in zip(at([p.expected for p in times]), times, strict=True)
+            for a, p in zip(at([p.expected for p in drawn]), drawn, strict=True)
         ]
         chart["events"][one] = [
             {"at": a, "what": e["what"], "series": e["series"]}
@@ -79,18 +81,19 @@ def comparison_chart(comparison: Comparison) -> Chart:
     _, alignments = _axes(members, {name: comparison.x_label_by(name) for name in ALIGNMENTS})
     possible = [a["name"] for a in alignments if not a["problem"]]
     curves = {name: comparison.curves_by(name) for name in possible}
-    series, axes = [], {}
+    axes: dict[str, Any] = {}
+    series = []
     for number, one in enumerate(comparison.series):
         traces = []
         for index, group in enumerate(comparison.groups):
             place = number * len(comparison.groups) + index
             drawn = {name: curves[name][place] for name in possible}
-            axes[str(place)] = {name: _rounded(curve.x) for name, curve in drawn.items()}
-            look = _look(index) | {"name": group.name, "axis": str(place), "step": bool(one.labels)}
+            axis = _axis(axes, {name: curve.x for name, curve in drawn.items()})
+            look = _look(index) | {"name": group.name, "axis": axis, "step": bool(one.labels)}
             traces.append(look | _by_alignment(drawn))
             if len(group.members) > 1:
                 traces += _seed_traces(drawn, axes, look, group.members)
-        scale = ", 0..1 of each curve's range" if comparison.relative else ""
+        scale = ", 0..1 of each curve's range" if comparison.relative and not one.labels else ""
         series.append({"name": one.name, "title": one.label + scale, "labels": list(one.labels), "traces": traces})
     first = [a for a in alignments if a["name"] == comparison.align]
     ordered = first + [a for a in alignments if a not in first]
@@ -115,10 +118,10 @@ def _axes(members: Sequence[Member], labels: dict[str, str]) -> tuple[list[dict[
 def _run_series(run: Run, name: str, predictions: Sequence[Prediction]) -> dict[str, Any]:
     """One series of a run: a line for each place along its dims, and theory over it."""
     column, values = run.timeline.column(name), run.timeline.series(name)
-    flat = values.reshape(len(values), -1)
-    labels, rule = places(column), ""
-    if len(labels) > MOST_TRACES:
-        flat, labels, rule = mean_of_measured(flat, 1)[:, None], [name], f" (mean over {', '.join(column.dims)})"
+    rule = ""
+    if column.size > MOST_TRACES:
+        column, values, rule = average(column, values)
+    flat, labels = values.reshape(len(values), -1), places(column)
     traces = [
         _look(index)
         | {"name": label or name, "axis": "run", "y": _rounded(flat[:, index]), "step": bool(column.labels)}
@@ -129,7 +132,7 @@ def _run_series(run: Run, name: str, predictions: Sequence[Prediction]) -> dict[
     levels = [{"y": float(p.expected), "name": p.name} for p in about if p.kind == "level" and not callable(p.expected)]
     return {
         "name": name,
-        "title": name + rule,
+        "title": f"{name} ({rule})" if rule else name,
         "labels": list(column.labels),
         "traces": traces,
         "levels": levels,
@@ -149,11 +152,25 @@ def _theory_trace(prediction: Prediction, run: Run) -> dict[str, Any]:
 
 def _by_alignment(drawn: dict[str, Curve]) -> dict[str, Any]:
     """The middle of each curve by alignment, and with more than one seed its spread."""
-    found: dict[str, Any] = {"y": {name: _rounded(curve.middle) for name, curve in drawn.items()}}
+    found: dict[str, Any] = {"y": _once({name: _rounded(curve.middle) for name, curve in drawn.items()})}
     if any(len(curve.seeds) > 1 and not curve.series.labels for curve in drawn.values()):
-        found["low"] = {name: _rounded(curve.low) for name, curve in drawn.items()}
-        found["high"] = {name: _rounded(curve.high) for name, curve in drawn.items()}
+        found["low"] = _once({name: _rounded(curve.low) for name, curve in drawn.items()})
+        found["high"] = _once({name: _rounded(curve.high) for name, curve in drawn.items()})
     return found
+
+
+def _axis(axes: dict[str, Any], places: dict[str, Any]) -> str:
+    """The key of `places` (by alignment) in `axes`; most curves of a comparison share theirs."""
+    rounded = {name: _rounded(x) for name, x in places.items()}
+    known = next((key for key, axis in axes.items() if axis == rounded), str(len(axes)))
+    axes.setdefault(known, rounded)
+    return known
+
+
+def _once(values: dict[str, list[float | None]]) -> Any:
+    """`values` by alignment, or one list if they are the same on every axis."""
+    first, *others = values.values()
+    return first if all(other == first for other in others) else values
 
 
 def _seed_traces(
@@ -161,9 +178,8 @@ def _seed_traces(
 ) -> list[dict[str, Any]]:
     traces = []
     for number, member in enumerate(members):
-        key = f"{look['axis']}.{number}"
-        axes[key] = {name: _rounded(curve.seeds[number][0]) for name, curve in drawn.items()}
-        y = {name: _rounded(curve.seeds[number][1]) for name, curve in drawn.items()}
+        key = _axis(axes, {name: curve.seeds[number][0] for name, curve in drawn.items()})
+        y = _once({name: _rounded(curve.seeds[number][1]) for name, curve in drawn.items()})
         traces.append(look | {"name": f"seed {member.seed}", "axis": key, "y": y, "faint": True})
     return traces
 

@@ -12,11 +12,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from stagelens.alignment import ALIGNMENTS, Floats, check_alignment, common_grid, resample
+from stagelens.alignment import ALIGNMENTS, Floats, check_alignment, common_grid, envelope, resample
+from stagelens.curves import SeriesCurve
 from stagelens.errors import UsageError
 from stagelens.files import write_text
 from stagelens.grouping import RunGroup, group_members
-from stagelens.members import EVERY, Member, Members, Series
+from stagelens.members import EVERY, Member, Members
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -32,11 +33,12 @@ class Curve:
     """One series of one group on the common axis: the middle of its seeds and the lowest and highest of them.
 
     `x`, `middle`, `low`, `high` are [place]; `seeds` holds each member's own (x, values). The middle is the mean, or
-    the most common label of a series of labels; a group's places are those that all of its members reach.
+    the most common label of a series of labels; a group's places are those that all of its members reach. The band
+    from `low` to `high` contains every member's line between those places too.
     """
 
     group: RunGroup
-    series: Series
+    series: SeriesCurve
     x: Floats
     middle: Floats
     low: Floats
@@ -49,11 +51,11 @@ class Comparison:
     """Runs side by side: `table`, `curves`, `figure()`, `to_html()` and `save(path)`.
 
     `relative` draws every curve on its own range, from its lowest value (0) to its highest (1), so that losses of
-    different tasks can stand in one picture; the table keeps the values as they are.
+    different tasks can stand in one picture. The table keeps the values as they are. Labels are never rescaled.
     """
 
     groups: tuple[RunGroup, ...]
-    series: tuple[Series, ...]
+    series: tuple[SeriesCurve, ...]
     align: str = "step"
     relative: bool = False
     _curves: dict[str, list[Curve]] = field(default_factory=dict, repr=False, compare=False)
@@ -173,26 +175,30 @@ def check_suffix(path: Path) -> None:
         raise UsageError(f"cannot write {str(path)!r}: its ending is {path.suffix or 'missing'!r}, expected {endings}")
 
 
-def _curve(group: RunGroup, series: Series, align: str, relative: bool) -> Curve:
+def _curve(group: RunGroup, series: SeriesCurve, align: str, relative: bool) -> Curve:
     """The series of a group's members on the axis of `align`, and their middle and spread on a common grid."""
     seeds = []
     for member in group.members:
         steps, values = member.reduced(series)
-        seeds.append((member.place(steps, align), _on_own_range(values) if relative else values))
+        seeds.append((member.place(steps, align), _on_own_range(values) if relative and not series.labels else values))
     if len(seeds) == 1:
         x, values = seeds[0]
         return Curve(group, series, x, values, values, values, tuple(seeds))
     grid = common_grid([x for x, _ in seeds])
     together = np.stack([resample(grid, x, values, bool(series.labels)) for x, values in seeds])  # [seed, place]
     middle = series.middle(together, 0)
-    return Curve(group, series, grid, middle, together.min(0), together.max(0), tuple(seeds))
+    if series.labels or not len(grid):
+        return Curve(group, series, grid, middle, together.min(0), together.max(0), tuple(seeds))
+    bands = [envelope(grid, x, values) for x, values in seeds]
+    low, high = np.min([low for low, _ in bands], axis=0), np.max([high for _, high in bands], axis=0)
+    return Curve(group, series, grid, middle, low, high, tuple(seeds))
 
 
 def _on_own_range(values: Floats) -> Floats:
     return np.asarray((values - values.min()) / (float(np.ptp(values)) or 1.0))
 
 
-def _rows(group: RunGroup, series: Sequence[Series]) -> list[dict[str, Any]]:
+def _rows(group: RunGroup, series: Sequence[SeriesCurve]) -> list[dict[str, Any]]:
     """The rows of a group: of its seeds together where they went through the same kinds of stages, else one by one."""
     kinds = {tuple(stage["kind"] for stage in member.stages) for member in group.members}
     if len(kinds) == 1:
@@ -200,7 +206,7 @@ def _rows(group: RunGroup, series: Sequence[Series]) -> list[dict[str, Any]]:
     return [_row(m.name, (m,), place, series) for m in group.members for place in range(len(m.stages))]
 
 
-def _row(name: str, members: Sequence[Member], place: int, series: Sequence[Series]) -> dict[str, Any]:
+def _row(name: str, members: Sequence[Member], place: int, series: Sequence[SeriesCurve]) -> dict[str, Any]:
     """Stage number `place` of `members`: their mean, and with more than one of them the spread."""
     stages = [member.stages[place] for member in members]
     row: dict[str, Any] = {

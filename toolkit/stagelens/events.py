@@ -8,13 +8,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from stagelens.curves import average
 from stagelens.timeline import Column, Timeline
 
 Floats = NDArray[np.float64]
 
 HOLD = 3  # measurements that a new label must last to count
 LEAST_RISE = 0.2  # of the larger end: what rises less is not worth an event
-MOST_PLACES = 8  # a series of more places (positions, parameters) gives one event, of its mean
+MOST_PLACES = 8  # a series of more elements is averaged over layers, heads and positions
 
 
 def probe_events(timeline: Timeline) -> list[dict[str, Any]]:
@@ -27,7 +28,7 @@ def probe_events(timeline: Timeline) -> list[dict[str, Any]]:
     for name in timeline:
         column, values = timeline.column(name), timeline.series(name)
         happened = _label_changes if column.labels else _half_rises
-        for step, what in happened(column, timeline.steps, values.reshape(len(values), -1)):
+        for step, what in happened(column, timeline.steps, values):
             found.append({"step": step, "what": what, "series": name})
     return sorted(found, key=lambda event: (event["step"], event["series"]))
 
@@ -77,27 +78,22 @@ def half_rise(steps: NDArray[Any], values: Floats) -> float | None:
     return float(steps[below] + share * (steps[below + 1] - steps[below]))
 
 
-def _label_changes(column: Column, steps: NDArray[Any], flat: Floats) -> Iterator[tuple[float, str]]:
+def _label_changes(column: Column, steps: NDArray[Any], values: Floats) -> Iterator[tuple[float, str]]:
+    flat = values.reshape(len(values), -1)
     for index, place in enumerate(places(column)):
         for at, before, after in changes(flat[:, index]):
             yield steps[at].item(), f"{place}: {column.label(before)} → {column.label(after)}".removeprefix(": ")
 
 
-def _half_rises(column: Column, steps: NDArray[Any], flat: Floats) -> Iterator[tuple[float, str]]:
-    names = places(column)
-    if len(names) > MOST_PLACES:
-        names, flat = [f"mean over {', '.join(column.dims)}"], mean_of_measured(flat, 1)[:, None]
-    for index, place in enumerate(names):
+def _half_rises(column: Column, steps: NDArray[Any], values: Floats) -> Iterator[tuple[float, str]]:
+    rule = ""
+    if column.size > MOST_PLACES:
+        column, values, rule = average(column, values)
+    flat = values.reshape(len(values), -1)
+    for index, place in enumerate(places(column)):
         at = half_rise(steps, flat[:, index])
         if at is not None:
-            yield at, f"{place}: half of its rise".removeprefix(": ")
-
-
-def mean_of_measured(values: Floats, axis: int) -> Floats:
-    """The mean of `values` along `axis` over what was measured; nan where nothing was."""
-    there = ~np.isnan(values)
-    count = there.sum(axis)
-    return np.where(count > 0, np.where(there, values, 0.0).sum(axis) / np.maximum(count, 1), np.nan)
+            yield at, ": ".join(part for part in (place, rule, "half of its rise") if part)
 
 
 def places(column: Column) -> list[str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
+from warnings import warn
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,17 +13,22 @@ from numpy.typing import NDArray
 from stagelens.errors import UsageError
 
 Array = NDArray[np.float64]
-COVERAGE = (0.025, 0.975)  # the quantiles of the resamples that an interval runs between
+COVERAGE = 0.95  # of the confidence intervals
 FLAT = 1e-9  # log-columns whose smallest singular value is below this part of the largest are one column
 
 
 @dataclass(frozen=True)
 class Exponent:
-    """One exponent with its 95% bootstrap interval; the ends are nan where nothing is left to resample."""
+    """One exponent with its 95% confidence interval; the ends are nan if the fit is saturated."""
 
     value: float
     low: float
     high: float
+
+    def __str__(self) -> str:
+        """`0.498 [0.489, 0.508]`, or the value alone if there is no interval."""
+        interval = f" [{self.low:.3f}, {self.high:.3f}]" if np.isfinite(self.low) else ""
+        return f"{self.value:.3f}{interval}"
 
 
 @dataclass(frozen=True)
@@ -31,11 +37,24 @@ class Law:
 
     constant: float
     exponents: dict[str, Exponent]
-    r2: float  # of log value
-    residuals: Array  # [point] log(measured / fitted); nan where the point is censored
-    points: int  # in the fit
-    censored: int  # left out of the fit: they never reached the threshold
-    resampled: str  # what the intervals were drawn over: "seeds" or "points"
+    r2: float  # of log value; nan if the fit is saturated
+    residuals: Array  # [value] log(measured / fitted); nan where the value is censored
+    points: int  # values in the fit; every seed counts
+    censored: int  # values left out of the fit: they never reached the threshold
+    grid_points: int  # points that the fit goes through: the seeds of a grid point are averaged to one
+
+    @property
+    def problem(self) -> str:
+        """Why the law has neither R2 nor intervals; empty if it has them."""
+        unknowns = 1 + len(self.exponents)
+        if self.grid_points > unknowns:
+            return ""
+        return f"a saturated fit has no R2 and no intervals: {self.grid_points} grid points for {unknowns} unknowns"
+
+    @property
+    def resampled(self) -> str:
+        """What the intervals are over. It is always "points": the seeds of a grid point count as one."""
+        return "points"
 
     def predict(self, columns: Mapping[str, Sequence[float] | Array]) -> Array:
         """The law's value at each row of `columns`: [point]."""
@@ -50,17 +69,20 @@ class Law:
         exponents = {name: {k: _plain(v) for k, v in asdict(e).items()} for name, e in self.exponents.items()}
         return {
             "constant": self.constant,
-            "r2": self.r2,
+            "r2": _plain(self.r2),
             "exponents": exponents,
             "points": self.points,
             "censored": self.censored,
+            "grid_points": self.grid_points,
             "resampled": self.resampled,
+            "problem": self.problem,
         }
 
     def __str__(self) -> str:
-        powers = " ".join(f"{k}^{e.value:.3f} [{e.low:.3f}, {e.high:.3f}]" for k, e in self.exponents.items())
+        powers = " ".join(f"{k}^{e}" for k, e in self.exponents.items())
         left_out = f"; {self.censored} censored points left out" if self.censored else ""
-        return f"{self.constant:.4g} {powers}  (R2 {self.r2:.4f}, {self.points} points{left_out})"
+        quality = f"no R2: {self.problem}" if self.problem else f"R2 {self.r2:.4f}"
+        return f"{self.constant:.4g} {powers}  ({quality}, {self.points} points{left_out})"
 
 
 def fit_law(
@@ -69,40 +91,72 @@ def fit_law(
     *,
     seeds: Sequence[int] | None = None,
     censored: Sequence[bool] | None = None,
-    resamples: int = 1000,
-    seed: int = 0,
+    resamples: int | None = None,
+    seed: int | None = None,
 ) -> Law:
-    """Fits values = constant * product of columns ** exponents, all of them [point] and positive.
+    """Fits values = constant * product of columns ** exponents, all of them [value] and positive.
 
         law = sl.fit_law({"T": T, "d": d}, plateau_lengths, seeds=seeds)
         law.exponents["d"].value, law.r2
 
-    With `seeds`, the intervals come from redrawing the seeds of each combination of columns; without them, or with one
-    seed only, from redrawing the points. `censored` points are left out of the fit and counted.
+    With `seeds`, the values with the same columns are the seeds of one grid point: the fit goes through the mean of
+    their logarithms. Without `seeds`, every value is a grid point of its own. The 95% confidence intervals are t
+    intervals over the grid points. `censored` values are left out of the fit and counted.
     """
+    if resamples is not None or seed is not None:
+        warn("`resamples` and `seed` of fit_law have no effect; version 0.3 removes them", DeprecationWarning, 2)
     measured = np.asarray(values, dtype=float)
     logs = _design(columns, len(measured))
     left_out = _aligned("censored", censored, len(measured), bool)
+    _aligned("seeds", seeds, len(measured), np.int64)
     kept = ~left_out
     _check(columns, measured, kept)
     design, target = logs[kept], np.log(measured[kept])
-    coefficients = _solve(list(columns), design, target)
-    fitted = design @ coefficients
+    points, means = (design, target) if seeds is None else seed_means(design, target)
+    _check_points(points, list(columns), int(kept.sum()))
+    coefficients = _solve(list(columns), points, means)
+    half = half_widths(points, means - points @ coefficients)
     residuals = np.full(len(measured), np.nan)
-    residuals[kept] = target - fitted
-    strata = None if seeds is None else _strata(design, _aligned("seeds", seeds, len(measured), np.int64)[kept])
-    low, high = _intervals(design, target, strata, resamples, seed)
+    residuals[kept] = target - design @ coefficients
+    saturated = len(points) == len(coefficients)
     return Law(
         constant=float(np.exp(coefficients[0])),
         exponents={
-            name: Exponent(float(coefficients[i]), float(low[i]), float(high[i])) for i, name in enumerate(columns, 1)
+            name: Exponent(float(value), float(value - width), float(value + width))
+            for name, value, width in zip(columns, coefficients[1:], half[1:], strict=True)
         },
-        r2=_r2(target, fitted),
+        r2=np.nan if saturated else _r2(target, residuals[kept]),
         residuals=residuals,
         points=int(kept.sum()),
         censored=int(left_out.sum()),
-        resampled="points" if strata is None else "seeds",
+        grid_points=len(points),
     )
+
+
+def seed_means(design: Array, target: Array) -> tuple[Array, Array]:
+    """The distinct rows of `design` [value, unknown], and for each the mean of its values of `target` [value].
+
+    Every grid point counts once, however many seeds it has. So its own deviation from the law, which all of its
+    seeds share, enters the intervals as what it is: one number per grid point.
+    """
+    points, which = np.unique(design, axis=0, return_inverse=True)
+    which = which.ravel()
+    return points, np.asarray(np.bincount(which, target) / np.bincount(which), dtype=float)
+
+
+def half_widths(design: Array, residuals: Array) -> Array:
+    """Half the width of the t interval of each coefficient, [unknown]; nan if the fit is saturated.
+
+    `design` is [point, unknown]. `residuals` is [point], what least squares leaves over.
+    """
+    from scipy.special import stdtrit
+
+    points, unknowns = design.shape
+    if points <= unknowns:
+        return np.full(unknowns, np.nan)
+    variance = float(residuals @ residuals) / (points - unknowns)
+    spread = np.diag(np.linalg.inv(design.T @ design))
+    return np.asarray(stdtrit(points - unknowns, (1 + COVERAGE) / 2) * np.sqrt(variance * spread), dtype=float)
 
 
 def _design(columns: Mapping[str, Sequence[float]], points: int) -> Array:
@@ -145,6 +199,13 @@ def _check(columns: Mapping[str, Sequence[float]], values: Array, kept: NDArray[
             raise UsageError(f"column {name!r} has one value only ({here[0]:g}): its exponent needs two or more")
 
 
+def _check_points(points: Array, names: Sequence[str], values: int) -> None:
+    """An error if there are fewer grid points than unknowns: seeds do not help there."""
+    if len(points) < 1 + len(names):
+        unknowns = f"{1 + len(names)} unknowns (a constant and {', '.join(names)})"
+        raise UsageError(f"{values} values at {len(points)} grid points for {unknowns}: add values of {names[0]}")
+
+
 def _solve(names: Sequence[str], design: Array, target: Array) -> Array:
     """Least squares: [1 + column]."""
     centred = design[:, 1:] - design[:, 1:].mean(axis=0)
@@ -154,39 +215,9 @@ def _solve(names: Sequence[str], design: Array, target: Array) -> Array:
     return np.asarray(np.linalg.lstsq(design, target, rcond=None)[0], dtype=float)
 
 
-def _r2(target: Array, fitted: Array) -> float:
-    spread, missed = float(np.sum((target - target.mean()) ** 2)), float(np.sum((target - fitted) ** 2))
+def _r2(target: Array, residuals: Array) -> float:
+    spread, missed = float(np.sum((target - target.mean()) ** 2)), float(residuals @ residuals)
     return 1 - missed / spread if spread > 0 else 1.0
-
-
-def _strata(design: Array, seeds: NDArray[np.int64]) -> NDArray[np.int64] | None:
-    """[point] which combination of columns a point belongs to; None where no combination has two seeds."""
-    _, strata = np.unique(design, axis=0, return_inverse=True)
-    pairs = np.unique(np.stack([strata.ravel(), seeds], axis=1), axis=0)
-    return strata.ravel() if len(pairs) > len(np.unique(strata)) else None
-
-
-def _intervals(
-    design: Array, target: Array, strata: NDArray[np.int64] | None, resamples: int, seed: int
-) -> tuple[Array, Array]:
-    """The ends of the bootstrap interval of each coefficient, each [1 + column]; nan where there is none."""
-    points, unknowns = design.shape
-    nothing = np.full(unknowns, np.nan)
-    if resamples < 1 or (strata is None and points <= unknowns):
-        return nothing, nothing
-    generator = np.random.default_rng(seed)
-    groups = [np.arange(points)] if strata is None else [np.flatnonzero(strata == s) for s in np.unique(strata)]
-    drawn = np.zeros((resamples, points))  # how often each point is in each resample
-    for group in groups:
-        drawn[:, group] = generator.multinomial(len(group), np.full(len(group), 1 / len(group)), size=resamples)
-    gram = np.einsum("rp,pi,pj->rij", drawn, design, design)
-    moment = np.einsum("rp,pi,p->ri", drawn, design, target)
-    solvable = np.linalg.matrix_rank(gram, rtol=1e-12) == unknowns
-    if not solvable.any():
-        return nothing, nothing
-    found = np.linalg.solve(gram[solvable], moment[solvable][..., None])[..., 0]
-    low, high = np.quantile(found, COVERAGE, axis=0)
-    return low, high
 
 
 def _plain(value: float) -> float | None:

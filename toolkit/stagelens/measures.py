@@ -5,7 +5,7 @@
 | `loss`, `loss:final` | the series' last value |
 | `loss:min`, `loss:max`, `loss:best` | its least or largest; best: the least of a loss or an error, else the largest |
 | `accuracy:stage2` | its value at the end of the run's second stage |
-| `probe/reading[head=1,layer=0]` | one number of a series with dims; without the brackets, their mean |
+| `probe/reading[head=1,layer=0]` | one curve of a series; layers, heads and positions not given are averaged |
 | `plateau_length@0.1`, `plateau_length:accuracy@5%` | steps until the series crosses a threshold |
 | `plateau_length` | as the task itself measures it, where it does; else until the metric is at 50% of its start |
 | `transition1`, `transition2`, ... | the step at which a transition is steepest |
@@ -18,13 +18,14 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from math import nan
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from stagelens.curves import one_curve, parse_curve, parse_place
 from stagelens.errors import UsageError, unknown
-from stagelens.events import mean_of_measured
 
 if TYPE_CHECKING:
     from stagelens.runs import Run
@@ -36,15 +37,19 @@ PLATEAU = "plateau_length"
 THRESHOLD = "50%"  # of a series' first value, where a plateau's end is not given
 COUNTS = {"stages": None, "plateaus": "plateau", "transitions": "transition"}
 MOMENTS = ("final", "best", "min", "max", "stageN")
-PARTS = re.compile(r"(?P<name>[^:@\[\]]+)(\[(?P<place>[^\]]*)\])?(:(?P<when>[^@]+))?(@(?P<threshold>.+))?")
+PARTS = re.compile(r"(?P<name>[^:@\[\]]+)(\[(?P<place>.*?)\])?(:(?P<when>.+?))?(@(?P<threshold>[^@\]]+))?")
 
 
 @dataclass(frozen=True)
 class Measured:
-    """A number of a run. A `censored` one was not reached: the value is then the last step, a lower bound."""
+    """A number of a run. A `censored` one was not reached: the value is then the last step, a lower bound.
+
+    A value of nan is no number, and `reason` says why.
+    """
 
     value: float
     censored: bool = False
+    reason: str = ""
 
 
 @dataclass(frozen=True)
@@ -82,8 +87,8 @@ class Measure:
         if self.kind == "stage":
             ends = [stage.end for stage in run.stages()]
             if len(ends) < self.number:
-                return Measured(float("nan"), censored=True)
-            return Measured(float(np.interp(ends[self.number - 1], steps, values)))
+                return Measured(nan, censored=True, reason=f"the run has {len(ends)} stages")
+            return _value_at(float(ends[self.number - 1]), steps, values, self.series)
         return Measured(_moment(self.kind, self.series, values))
 
     def _event(self, run: Run, end: float) -> Measured:
@@ -101,11 +106,12 @@ def parse_measure(text: str) -> Measure:
     found = PARTS.fullmatch(text.strip())
     if found is None:
         raise UsageError(f"measure {text!r}: expected a series, as loss:final, or plateau_length, transition1, stages")
-    name, when, place = found["name"], found["when"], _place(found["place"], text)
+    name, when, place = found["name"], found["when"], parse_place(found["place"] or "", text)
     if name == "plateau_length":
         threshold = found["threshold"] or (THRESHOLD if when else "")
         _threshold(threshold or THRESHOLD, 1.0)
-        return Measure(text, series=when or "", place=place, kind=name, threshold=threshold)
+        series, inside = parse_curve(when or "")
+        return Measure(text, series=series, place=place | inside, kind=name, threshold=threshold)
     if found["threshold"]:
         raise UsageError(f"measure {text!r}: only plateau_length has a threshold, as plateau_length:{name}@0.1")
     if name in COUNTS and when is None:
@@ -122,23 +128,12 @@ def parse_measure(text: str) -> Measure:
 
 
 def curve(timeline: Timeline, name: str, place: Mapping[str, str] | None = None) -> tuple[Floats, Floats]:
-    """(steps, values) of a series where it was measured: one number of it, or the mean of all."""
-    column = timeline.column(name)
-    if column.labels:
-        raise UsageError(f"series {name!r} holds labels ({', '.join(column.labels)}); a measure needs numbers")
-    values = timeline.series(name)
-    for dim, label in (place or {}).items():
-        if dim not in column.dims:
-            raise unknown("dim", dim, column.dims, f"of {name!r}")
-        labels = [str(one) for one in column.coordinate(dim)]
-        if label not in labels:
-            raise unknown(dim, label, labels, f"of {name!r}")
-        values = values.take([labels.index(label)], axis=1 + column.dims.index(dim))
-    flat = values.reshape(len(values), -1)
-    there = ~np.isnan(flat).all(axis=1)
-    if not there.any():
-        raise UsageError(f"series {name!r} holds no number")
-    return timeline.steps[there].astype(np.float64), mean_of_measured(flat[there], 1)
+    """(steps, values) of the one curve that `name` and `place` mean, where it was measured."""
+    found = one_curve(timeline, name, place)
+    if found.labels:
+        raise UsageError(f"series {name!r} holds labels ({', '.join(found.labels)}); a measure needs numbers")
+    steps, values = found.read(timeline)
+    return steps.astype(np.float64), values
 
 
 def _own_plateau(run: Run, end: float) -> Measured | None:
@@ -157,6 +152,8 @@ def _own_plateau(run: Run, end: float) -> Measured | None:
 def crossing(steps: Floats, values: Floats, threshold: str = THRESHOLD) -> Measured:
     """The first step at which `values` [step] reach the threshold, from whichever side they start; interpolated."""
     level = _threshold(threshold, float(values[0]))
+    if threshold.endswith("%") and values[0] == 0:
+        return Measured(nan, reason=f"the series starts at 0, so {threshold} of its start is no threshold")
     side = np.sign(values[0] - level)
     reached = np.flatnonzero((values - level) * side <= 0)
     if not len(reached):
@@ -166,6 +163,14 @@ def crossing(steps: Floats, values: Floats, threshold: str = THRESHOLD) -> Measu
         return Measured(float(steps[0]))
     part = (values[after - 1] - level) / (values[after - 1] - values[after])
     return Measured(float(steps[after - 1] + part * (steps[after] - steps[after - 1])))
+
+
+def _value_at(step: float, steps: Floats, values: Floats, name: str) -> Measured:
+    """The value at `step`, interpolated between two measurements; nothing outside of them."""
+    if not steps[0] <= step <= steps[-1]:
+        reason = f"{name} was measured from step {steps[0]:g} to {steps[-1]:g}; the stage ends at {step:g}"
+        return Measured(nan, reason=reason)
+    return Measured(float(np.interp(step, steps, values)))
 
 
 def _threshold(text: str, first: float) -> float:
@@ -181,11 +186,3 @@ def _moment(kind: str, name: str, values: Floats) -> float:
     if kind == "best":
         kind = "min" if re.search(r"loss|error", name) else "max"
     return float({"final": values[-1], "min": values.min(), "max": values.max()}[kind])
-
-
-def _place(text: str | None, measure: str) -> dict[str, str]:
-    """`head=1,layer=0` as a mapping."""
-    pairs = [part.partition("=") for part in (text or "").split(",") if part.strip()]
-    if any(not equals for _, equals, _ in pairs):
-        raise UsageError(f"measure {measure!r}: expected places such as [head=1], got [{text}]")
-    return {dim.strip(): label.strip() for dim, _, label in pairs}

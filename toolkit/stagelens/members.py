@@ -13,36 +13,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stagelens.alignment import Floats, by_fraction, by_loss, by_stage
+from stagelens.curves import SeriesCurve, curves_of, one_curve, parse_curve
 from stagelens.errors import StagelensError, UsageError, unknown
-from stagelens.events import mean_of_measured
 from stagelens.runs import Run, load, points_of
-from stagelens.timeline import Timeline, label_of
+from stagelens.timeline import Timeline
 
 EVERY = "all"  # in place of a probe: every series that the runs share
-
-
-@dataclass(frozen=True)
-class Series:
-    """A series of every member, reduced to one number a step by a stated rule."""
-
-    name: str
-    rule: str = ""  # empty: it is one number in every run
-    labels: tuple[str, ...] = ()  # of a series of labels
-
-    @property
-    def label(self) -> str:
-        """The name with the rule, as it stands on the axis and in the table's header."""
-        return f"{self.name} ({self.rule})" if self.rule else self.name
-
-    def middle(self, values: Floats, axis: int) -> Floats:
-        """What stands for `values` along `axis`: their mean, or the most common of labels (the first of equals)."""
-        if not self.labels:
-            return mean_of_measured(values, axis)
-        counts = np.stack([(values == code).sum(axis) for code in range(len(self.labels))])
-        return np.asarray(counts.argmax(0), dtype=np.float64)
-
-    def named(self, value: float) -> float | str:
-        return label_of(self.labels, value) if self.labels else value
 
 
 @dataclass(frozen=True)
@@ -105,7 +81,7 @@ class Member:
         from stagelens.stages import detect_stages
 
         try:
-            return self.run.stages() if self.run else detect_stages(*self.timeline.scalar(self.metric))
+            return self.run.stages() if self.run else detect_stages(*self._read(self.metric))
         except StagelensError:
             return ()
 
@@ -129,18 +105,21 @@ class Member:
         whole = {"kind": "whole run", "start": self.steps[0].item(), "end": self.steps[-1].item()}
         return rows or [{"number": 1, "level": None, "drop": None, "name": ""} | whole]
 
-    def reduced(self, series: Series) -> tuple[Floats, Floats]:
-        """(steps, values) of `series`, one number a step, where it was measured."""
-        values = self.timeline.series(series.name).reshape(len(self.steps), -1)
-        there = ~np.isnan(values).all(axis=1)
-        if not there.any():
-            raise UsageError(f"run {self.name!r}: series {series.name!r} holds no number")
-        return self.steps[there].astype(np.float64), series.middle(values[there], 1)
+    def reduced(self, series: SeriesCurve) -> tuple[Floats, Floats]:
+        """(steps, values) of `series`, each [step], at the steps at which it was measured."""
+        try:
+            steps, values = series.read(self.timeline)
+        except UsageError as error:
+            raise UsageError(f"run {self.name!r}: {error}") from None
+        return steps.astype(np.float64), values
 
-    def value_at(self, series: Series, step: float) -> float | None:
-        """`series` at `step`: interpolated, or the label before; None before its first measurement."""
+    def _read(self, name: str) -> tuple[NDArray[Any], Floats]:
+        return one_curve(self.timeline, name).read(self.timeline)
+
+    def value_at(self, series: SeriesCurve, step: float) -> float | None:
+        """`series` at `step`: interpolated, or the label before; None outside of its measurements."""
         steps, values = self.reduced(series)
-        if step < steps[0]:
+        if not steps[0] <= step <= steps[-1]:
             return None
         if series.labels:
             return float(values[np.searchsorted(steps, step, side="right") - 1])
@@ -152,7 +131,7 @@ class Member:
             if align == "fraction":
                 return by_fraction(steps, self.end)
             if align == "loss":
-                return by_loss(steps, *self.timeline.scalar("loss"))
+                return by_loss(steps, *self._read("loss"))
             if align == "stage":
                 return by_stage(steps, self.transitions, float(self.steps[0]), float(self.steps[-1]))
         except UsageError as error:
@@ -191,17 +170,22 @@ class Members(Sequence[Member]):
         """The series that every member has, in the first one's order."""
         return [name for name in self._members[0].timeline if all(name in m.timeline for m in self._members)]
 
-    def choose(self, wanted: Sequence[str]) -> tuple[Series, ...]:
-        """The series that `wanted` means: series, or probes for all of their series; none: the shared metric."""
+    def choose(self, wanted: Sequence[str]) -> tuple[SeriesCurve, ...]:
+        """The curves that `wanted` means: curves, series, or probes for all their series; none: the shared metric."""
         shared = self.shared
         if not shared:
             raise UsageError(f"{', '.join(m.name for m in self._members)} have no series in common to compare")
         if not wanted:
-            return (self._series(self._metric_first(shared)[0]),)
+            return self._curves(self._metric_first(shared)[0])
         if EVERY in wanted:
-            return tuple(self._series(name) for name in self._metric_first(shared) if len(self._labels(name)) == 1)
-        names = [name for one in wanted for name in self._meant(one, shared)]
-        return tuple(self._series(name) for name in dict.fromkeys(names))
+            alike = [name for name in self._metric_first(shared) if len(self._labels(name)) == 1]
+            return tuple(curve for name in alike for curve in self._shared_curves(name))
+        found = [curve for one in wanted for curve in self._wanted(one, shared)]
+        return tuple(dict.fromkeys(found))
+
+    def _wanted(self, wanted: str, shared: Sequence[str]) -> list[SeriesCurve]:
+        name, place = (wanted, {}) if wanted in shared else parse_curve(wanted)
+        return [curve for series in self._meant(name, shared) for curve in self._curves(series, place)]
 
     def _metric_first(self, shared: Sequence[str]) -> list[str]:
         """`shared` with the runs' own metric in front where they have the same, else the loss."""
@@ -225,15 +209,16 @@ class Members(Sequence[Member]):
             )
         raise unknown("probe or series", wanted, shared)
 
-    def _series(self, name: str) -> Series:
-        """The series with the rule that all members can be reduced by."""
-        columns = [member.timeline.column(name) for member in self._members]
+    def _curves(self, name: str, place: Mapping[str, str] | None = None) -> tuple[SeriesCurve, ...]:
+        """The curves of a series that every member has; an error if there is none."""
         if len(self._labels(name)) > 1:
             raise UsageError(f"series {name!r} has different labels in the runs; it cannot be compared between them")
-        wide = [d for c in columns for d, size in zip(c.dims, c.shape, strict=True) if size > 1]
-        kind = "most common" if columns[0].labels else "mean"
-        rule = f"{kind} over {', '.join(dict.fromkeys(wide))}" if wide else ""
-        return Series(name, rule, columns[0].labels)
+        if not (found := self._shared_curves(name, place)):
+            raise UsageError(f"series {name!r} has no curve that all the runs have: its dims or their labels differ")
+        return found
+
+    def _shared_curves(self, name: str, place: Mapping[str, str] | None = None) -> tuple[SeriesCurve, ...]:
+        return tuple(curves_of(*(member.timeline.column(name) for member in self._members), place=place))
 
 
 def _points(given: Any, folder: str | Path | None) -> list[Any]:

@@ -81,16 +81,20 @@ class Run:
         return made
 
     def stages(self, metric: str | None = None) -> Stages:
-        """Plateaus and transitions of a series, by default of the task's own metric."""
+        """Plateaus and transitions of a curve (`loss`, `probe/reading[layer=1]`), by default of the task's own metric.
+
+        Layers, heads and positions that `metric` does not pick are averaged.
+        """
         metric = metric or self.manifest.metric
         if metric not in self._stages:
             self._stages[metric] = self._find_stages(metric)
         return self._stages[metric]
 
     def _find_stages(self, metric: str) -> Stages:
+        from stagelens.curves import one_curve
         from stagelens.stages import detect_stages
 
-        found = detect_stages(*self.timeline.scalar(metric))
+        found = detect_stages(*one_curve(self.timeline, metric).read(self.timeline))
         names = self.manifest.stage_names if metric == self.manifest.metric else []
         predicted = [
             p.get("expected") for p in self.predictions if (p.get("kind"), p.get("series")) == ("level", metric)

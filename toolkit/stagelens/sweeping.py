@@ -101,10 +101,14 @@ def execute(
 ) -> dict[str, str]:
     """Does what is missing; returns the reason for each point that failed, by its name.
 
-    The first finished point is measured at once: a measure that the runs do not have is told then, not at the end.
+    The first finished point is measured at once, before anything runs if there is one already: a measure that the
+    runs do not have, or that means several curves, is reported then and not at the end.
     """
     jobs = plan.jobs()
-    untried = bool(measures)
+    there = next((point for point in plan.points if plan.status(point) == "finished"), None)
+    untried = bool(measures) and there is None
+    if there is not None:
+        _measured(Run(plan.folder / there.name, plan.host), measures)
     found = done = len(plan.points) - sum(len(job.seeds) for job in jobs)
     failures: dict[str, str] = {}
     if watch:
@@ -144,7 +148,7 @@ def gather(
 
 
 def _row(plan: SweepPlan, point: Point, measures: Sequence[Measure], failure: str) -> dict[str, Any]:
-    """One point of the table: its keys, seed, measures (None where it has none), how it stands, and where it is."""
+    """One point of the table: its keys, seed, measures (None, and the `reason`), its status, and where it is."""
     row: dict[str, Any] = {key: _plain(setting_at(point.config, key)) for key in plan.grid.keys} | {"seed": point.seed}
     status, seconds = "failed" if failure else plan.status(point), None
     found = [Measured(nan)] * len(measures)
@@ -157,7 +161,9 @@ def _row(plan: SweepPlan, point: Point, measures: Sequence[Measure], failure: st
     for measure, measured in zip(measures[1:], found[1:], strict=True):
         if measure.can_be_censored:
             row[f"censored:{measure.text}"] = measured.censored
-    return row | {"status": status, "seconds": seconds, "run": point.name, "error": failure}
+    reasons = [f"{m.text}: {one.reason}" for m, one in zip(measures, found, strict=True) if one.reason]
+    row |= {"status": status, "seconds": seconds, "run": point.name, "error": failure}
+    return row | {"reason": "; ".join(reasons)}
 
 
 def _measured(run: Run, measures: Sequence[Measure]) -> list[Measured]:
@@ -176,7 +182,7 @@ class Sweep:
 
     @cached_property
     def table(self) -> pandas.DataFrame:
-        """One row for each point: keys, `seed`, measures, `censored`, `status`, `seconds`, `run`, `error`."""
+        """One row for each point: keys, `seed`, measures, `censored`, `status`, `seconds`, `run`, `error`, `reason`."""
         import pandas
 
         return pandas.DataFrame(self.rows)

@@ -26,7 +26,10 @@ STAGE_COLUMNS = ("kind", "start", "end", "level", "drop", "at", "name")
 def stages(
     curve: Annotated[str, typer.Argument(metavar="RUN_or_CSV", help="A run, or a csv file with step,value.")],
     metric: Annotated[
-        str | None, typer.Option(metavar="NAME", help="A series of the run, or a column (default: the run's metric).")
+        str | None,
+        typer.Option(
+            metavar="NAME", help="A series of the run, or PROBE/READING[dim=label], or a column (default: the metric)."
+        ),
     ] = None,
     runs: Runs = None,
     json: Json = False,
@@ -49,7 +52,9 @@ def compare(
     run: RunArguments,
     probe: Annotated[
         list[str] | None,
-        typer.Option("--probe", metavar="NAME", help="A series, or a probe for all of its series; may be repeated."),
+        typer.Option(
+            "--probe", metavar="NAME", help="A series, PROBE/READING[dim=label], or a probe for all; may be repeated."
+        ),
     ] = None,
     align: Annotated[str, typer.Option(help="The common axis: step, fraction, loss or stage.")] = "step",
     relative: Annotated[
@@ -157,19 +162,15 @@ def _csv_stages(path: Path, metric: str | None) -> dict[str, Any]:
 
 
 def _run_stages(name: str, metric: str | None, runs: Path | None) -> dict[str, Any]:
-    """The stages of a run's series; one of several numbers is reduced by the rule that the answer states."""
+    """The stages of one curve of a run; the answer states the rule by which several numbers per step became one."""
+    from stagelens.curves import one_curve
     from stagelens.members import Members
     from stagelens.runs import load
-    from stagelens.stages import detect_stages
 
     run = load(name, runs)
-    metric = metric or run.manifest.metric
-    members = Members.open(run)
-    run.timeline.column(metric)  # an unknown series is told with the known ones
-    series = next(one for one in members.choose([metric]) if one.name == metric)  # and not those below its name
-    if not series.rule:
-        return _answer(metric, "", run.stages(metric))
-    return _answer(metric, series.rule, detect_stages(*members[0].reduced(series)))
+    Members.open(run)  # an error if nothing was measured yet
+    curve = one_curve(run.timeline, metric or run.manifest.metric)
+    return _answer(curve.name, curve.rule, run.stages(curve.name))
 
 
 def _answer(metric: str, rule: str, found: Any) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext, redirect_stdout
 from typing import TYPE_CHECKING, Annotated, Any
@@ -148,9 +149,12 @@ def _show(swept: Sweep) -> None:
     for measure, count in swept.censored.items():
         unseen = "; no law sees them" if swept.fit and measure == swept.measures[0] else ""
         output.say(f"{count} points are censored: they never reached {measure}{unseen}")
+    for reason, count in Counter(row["reason"] for row in swept.rows if row["reason"]).items():
+        output.say(f"{count} points without a value: {reason}")
     if swept.law is not None:
         output.say(f"{swept.measures[0]} = {swept.law}")
-        output.say(f"  in brackets: 95% intervals over {swept.law.resampled}")
+        if not swept.law.problem:
+            output.say(f"  in brackets: 95% confidence intervals over {swept.law.grid_points} grid points")
     for failure in swept.failed:
         output.say(f"{_failed(failure['point'], failure['reason'])}\n  again: {failure['command']}")
     output.say(str(swept.folder))

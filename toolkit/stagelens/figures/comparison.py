@@ -9,19 +9,27 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MultipleLocator
 
+from stagelens.errors import UsageError
 from stagelens.figures.style import grid, line_style, styled
+
+MOST_PANELS = 60  # a picture of more is too tall to read
 
 if TYPE_CHECKING:
     from stagelens.comparing import Comparison, Curve
-    from stagelens.members import Series
+    from stagelens.curves import SeriesCurve
 
 
 def comparison_figure(comparison: Comparison) -> Figure:
     """The curves of `comparison`: middle as a line, spread over seeds as a band, each seed as a hairline."""
     from stagelens.comparing import SPREAD
 
+    panels = len(comparison.series)
+    if panels > MOST_PANELS:
+        raise UsageError(
+            f"{panels} curves are too many for one picture (at most {MOST_PANELS}): choose some with "
+            f"--probe, as {comparison.series[-1].name}, or write an html file"
+        )
     with styled():
-        panels = len(comparison.series)
         names = [group.name for group in comparison.groups]
         several = any(len(group.members) > 1 for group in comparison.groups)
         left = 1.35 if any(series.labels for series in comparison.series) else 0.95
@@ -82,7 +90,8 @@ def _fit_x_axis(axis: Axes, comparison: Comparison) -> None:
         axis.set_xlim(min(positive), max(positive) * 1.03)
 
 
-def _axis_label(series: Series, relative: bool) -> str:
+def _axis_label(series: SeriesCurve, relative: bool) -> str:
     """The series, and below it the rule it was reduced by and the scale."""
-    notes = [note for note in (series.rule, "0..1 of each curve's range" if relative else "") if note]
+    scale = "0..1 of each curve's range" if relative and not series.labels else ""
+    notes = [note for note in (series.rule, scale) if note]
     return "\n".join([series.name, *(f"({note})" for note in notes)])

@@ -82,10 +82,10 @@ def law_figure(swept: Sweep, law: Law) -> Figure:
         _ticks_at(axis, np.unique(own))
         powers = "".join(f" / {key}^{law.exponents[key].value:.2f}" for key in rest)
         axis.set_ylabel(f"{swept.measures[0]}{powers}")
-        axis.set_title(f"{name}^{exponent.value:.3f}  [{exponent.low:.3f}, {exponent.high:.3f}]", loc="left")
+        axis.set_title(f"{name}^{exponent}", loc="left")
     left_out = f", {law.censored} censored (carets)" if law.censored else ""
     figure.suptitle(
-        f"{swept.plan.kind.id}: {law.points} points{left_out}, R2 = {law.r2:.4f}", x=0.01, ha="left", fontsize=10
+        f"{swept.plan.kind.id}: {law.points} points{left_out}, {_quality(law)}", x=0.01, ha="left", fontsize=10
     )
     return figure
 
@@ -104,10 +104,14 @@ def residual_figure(swept: Sweep, law: Law) -> Figure:
         axis.plot(fitted[here], law.residuals[here], ls="none", ms=4.5, label=label, **style)
     axis.axhline(0, **THEORY)
     axis.set(xscale="log", xlabel=f"{swept.measures[0]}, as the law says", ylabel="log (measured / law)")
-    axis.set_title(f"{swept.plan.kind.id}: what the law leaves over, R2 = {law.r2:.4f}", loc="left")
+    axis.set_title(f"{swept.plan.kind.id}: what the law leaves over, {_quality(law)}", loc="left")
     if len(kinds) <= MOST_LINES:
         axis.legend()
     return figure
+
+
+def _quality(law: Law) -> str:
+    return "no R2 (a saturated fit)" if law.problem else f"R2 = {law.r2:.4f}"
 
 
 def _measured(swept: Sweep) -> tuple[Any, Any, dict[str, Any]]:
