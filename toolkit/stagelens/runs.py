@@ -184,6 +184,7 @@ class Run:
             "predictions": self.predictions,
             "skipped": manifest.skipped,
             "problems": manifest.problems,
+            "warnings": manifest.warnings,
         }
 
     def _stages_if_any(self) -> list[dict[str, Any]]:

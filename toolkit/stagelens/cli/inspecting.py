@@ -116,8 +116,12 @@ def show_summary(run: Run) -> None:
         more = len(summary["probe_events"]) - most
         output.say(f"and {more} more: add --json\n" if more > 0 else "")
     if summary["predictions"]:
-        rows = [[p["name"], p["expected"], p["measured"], p["error"], p["reference"]] for p in summary["predictions"]]
-        output.print_table(["prediction", "expected", "measured", "error", "reference"], rows, "theory")
+        rows = [
+            [p["name"], p["expected"], p.get("note") or p["measured"], p["error"], p["reference"], p.get("compared_with")]
+            for p in summary["predictions"]
+        ]
+        columns = ["prediction", "expected", "measured", "error", "reference", "compared with"]
+        output.print_table(columns, rows, "theory")
         output.say("")
     small = {
         name: value for name, value in summary["final"].items() if not isinstance(value, list) or len(str(value)) < 90
