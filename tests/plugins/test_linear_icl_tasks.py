@@ -109,7 +109,7 @@ def test_the_loss_on_sequences_is_the_exact_one_and_hooks_can_change_it():
     exact = task(Separate, w_init=1.0)
     model = exact.build_model()
     batch = exact.sample(40, generator(0, "eval"))
-    torch.testing.assert_close(exact.loss(model, batch), exact.loss(model, exact.moments))
+    torch.testing.assert_close(exact.loss(model, batch), exact.loss(model, exact.population))
     nothing = [("blocks.0.attn.hook_z", lambda z, hook: torch.zeros_like(z))]
     with model.hooks(fwd_hooks=nothing):
         ablated = exact.loss(model, batch)

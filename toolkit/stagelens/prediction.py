@@ -113,7 +113,8 @@ def too_late(predictions: Sequence[Prediction], end: float, key: str = "steps") 
     if not late:
         return []
     named = ", ".join(f"{name!r} at {when:.6g}" for name, when in late.items())
-    return [f"theory puts {named}, after the end of this run at {key}={end:g}; to see that, give {key} above {max(late.values()):.6g}"]
+    needed = f"to see that, give {key} above {max(late.values()):.6g}"
+    return [f"theory puts {named}, after the end of this run at {key}={end:g}; {needed}"]
 
 
 def _given(measured: float | None, what: str) -> Found:

@@ -183,7 +183,8 @@ class Writer:
 
     def _compare_with_theory(self, experiment: Experiment) -> None:
         timeline = Timeline(read_measurements(self.folder))
-        self.manifest.predictions = [found.to_dict() for found in score(experiment.predicted, timeline, self.manifest.events)]
+        scores = score(experiment.predicted, timeline, self.manifest.events)
+        self.manifest.predictions = [found.to_dict() for found in scores]
 
     def keep_stages(self) -> None:
         """Writes the stages into the manifest, for whoever looks at the run without scipy."""
