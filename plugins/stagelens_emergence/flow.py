@@ -134,9 +134,7 @@ class ReducedFlow(Flow):
             "time",
             problem.plateau_law(),
             "sqrt(pi/2) / lambda",
-            measure=lambda timeline: (
-                float(timeline.scalar("plateau_length")[1][-1]) if "plateau_length" in timeline else None
-            ),
+            event="plateau_length",
         )
         if problem.split or self.config.w_init:
             return [length]

@@ -160,7 +160,11 @@ class Toy(Task):
         flow = flow_plateau(self.reduced)
         if flow == flow:
             found.insert(0, ("end of the plateau", flow, "Eqs. 13-14, 18-21, by score"))
-        return [Prediction(name, "time", time / lr, where, measure=measured) for name, time, where in found]
+        what = "plateau_length/steps: first step at which the loss is a fifth of its start"
+        return [
+            Prediction(name, "time", time / lr, where, measure=measured, compared_with=what)
+            for name, time, where in found
+        ]
 
     def stage_names(self) -> Sequence[str]:
         return ["attention emerges"]

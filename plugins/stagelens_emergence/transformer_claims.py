@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from stagelens.claims import Check, Claim, at_least, at_most, equal, in_every_seed, ordered, reported
+from stagelens.claims import Check, Claim, at_least, at_most, equal, in_every_seed, ordered, reached, reported
 from stagelens.errors import UsageError
 from stagelens.events import half_rise
 from stagelens.lab import Lab
@@ -156,8 +156,9 @@ def growing(what: str, points: Sequence[Seeds], threshold: float, reference: str
 
 
 def mean_length(runs: Seeds, threshold: float) -> float:
-    """The geometric mean over the seeds; nan where one outlasts its run."""
-    return float(np.exp(np.mean(np.log(list(lengths(runs, threshold).values())))))
+    """The geometric mean over the seeds; nan where one outlasts its run, or has no length at all."""
+    found = np.array(list(lengths(runs, threshold).values()))
+    return float(np.exp(np.mean(np.log(found)))) if (found > 0).all() else float("nan")
 
 
 def law_of(points: Mapping[Any, Seeds], names: Sequence[str], threshold: float) -> Law | str:
@@ -222,7 +223,8 @@ class Laws(Claim):
         yield growing(what, [with_p[1], without[1]], LEAVING, "Fig. 3 right")
         hurry = [mean_length(b, LEAVING) / mean_length(a, LEAVING) for a, b in zip(with_p, without, strict=True)]
         what = f"times that p = {p:g} makes the plateau shorter at d = {_list(ds)}, means over seeds"
-        yield ordered(what, [round(times, 3) for times in hurry], "2.4: more so as d increases")
+        shown = reached([round(times, 3) for times in hurry])
+        yield ordered(what, shown, "2.4: more so as d increases")
         theory = [round(float(np.sqrt(p**2 * d + (1 - p) ** 2)), 3) for d in ds]
         yield reported("the same for the toy model, sqrt(p^2 d + (1 - p)^2)", theory, "Eq. 22")
 
@@ -258,7 +260,7 @@ class Ablations(Claim):
         for seed in lab.seeds:
             easy, hard = ([lengths(runs[i], LEARNED)[seed] for runs in (adam, sgd)] for i in (0, 1))
             ratios = [b / a for a, b in zip(easy, hard, strict=True)]
-            shown = ["not reached" if isnan(ratio) else round(ratio, 3) for ratio in ratios]
+            shown = reached([round(ratio, 3) for ratio in ratios])
             what = f"times that (T, d) = {grid.hard} takes longer than {grid.easy}: Adam, SGD"
             harder[seed] = ordered(what, shown, "Fig. 15")
         yield in_every_seed(harder)
@@ -327,7 +329,7 @@ class Repetition(Claim):
             yield self._training(f"{name} = {_list(reversed(kind))}, without", falling, grid.answering)
             yield self._overfits(f"{name} = {most:g}", kind[most])
             hurry.append(mean_length(once, grid.answering) / mean_length(kind[some], grid.answering))
-        shown = ["not reached" if isnan(times) else round(times, 3) for times in hurry]
+        shown = reached([round(times, 3) for times in hurry])
         what = f"times that p = {grid.p[0]:g}, and that B = {grid.B[0]:g}, makes the test plateau shorter"
         yield ordered(what, shown, "3.2: in-context repetition does more")
         rows = {"without": once} | {f"B = {B:g}": runs for B, runs in in_context.items()}

@@ -14,9 +14,23 @@ from itertools import chain, combinations, pairwise
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
-from stagelens.claims import Check, Claim, at_least, at_most, close, equal, in_every_seed, ordered, reported
+from stagelens.claims import (
+    NOT_REACHED,
+    Check,
+    Claim,
+    at_least,
+    at_most,
+    close,
+    equal,
+    in_every_seed,
+    ordered,
+    reached,
+    reported,
+)
 from stagelens.lab import Lab
+from stagelens.prediction import nearest_pairs
 from stagelens.seeds import generator
 from stagelens.stages import Stages, detect_stages
 from stagelens_linear_icl import theory
@@ -126,10 +140,10 @@ def level_checks(paths: dict[int, Path], reference: str) -> Iterable[Check]:
     )
 
 
-def _levels(path: Path) -> list[float]:
-    """The level of the plateau nearest to each level of theory."""
+def _levels(path: Path) -> list[float | str]:
+    """The level of the plateau that belongs to each level of theory; words where none does."""
     found = [plateau.level for plateau in path.stages.plateaus]
-    return [min(found, key=lambda level: abs(level - expected)) for expected in path.levels]
+    return [NOT_REACHED if i is None else found[i] for i in nearest_pairs(path.levels.tolist(), found)]
 
 
 class Drops(Claim):
@@ -143,13 +157,21 @@ class Drops(Claim):
 
 def value_error(path: Path, d: int) -> float:
     """The largest relative distance of the head that learns e_d from Eq. 7, from when it leaves its plateau (the loss
-    has moved by 1% of the drop) until 99% of e_d is learned."""
+    has moved by 1% of the drop) until 99% of e_d is learned; nan if that does not happen."""
     head, lam, inverse_length = path.head_of(d), path.problem.lam, path.problem.inverse_length
     value = np.abs(path.weights.v[:, head])
-    end = int(np.flatnonzero(path.shares[:, d] > 0.99)[0])
-    begin = int(np.flatnonzero(value[:end] < AT_REST * theory.settled_value(lam, d, inverse_length))[-1])
+    end = _first(path.shares[:, d] > 0.99)
+    resting = np.flatnonzero(value[:end] < AT_REST * theory.settled_value(lam, d, inverse_length))
+    if end is None or not len(resting):
+        return float("nan")
+    begin = int(resting[-1])
     curve = theory.value_curve(path.times[begin : end + 1], float(value[begin]), lam, d, inverse_length)
     return float(np.max(np.abs(value[begin : end + 1] / curve - 1)))
+
+
+def _first(there: NDArray[np.bool_]) -> int | None:
+    """The index of the first true entry."""
+    return int(there.argmax()) if there.any() else None
 
 
 class ScalarEquation(Claim):
@@ -161,28 +183,29 @@ class ScalarEquation(Claim):
         times = np.append(0.0, np.geomspace(100.0, 2 * LONG["lr"] * LONG["steps"], 20_000))
         what = "relative error of v through drops 1..D in the flow"
         paths = {seed: flowing(problem, times, seed) for seed in lab.seeds}
-        yield in_every_seed({s: at_most(what, value_errors(p), 0.05, "Eq. 7") for s, p in paths.items()})
+        yield in_every_seed({s: at_most(what, reached(value_errors(p)), 0.05, "Eq. 7") for s, p in paths.items()})
         what = f"the same in descent at lr = {LONG['lr']:g}, whose steps are no longer short against a drop"
-        yield reported(what, [value_errors(path) for path in _first(lab).values()], "Eq. 7")
+        yield reported(what, reached([value_errors(path) for path in _shared(lab).values()]), "Eq. 7")
 
 
 def value_errors(path: Path) -> list[float]:
     return [value_error(path, d) for d in range(path.problem.config.D)]
 
 
-def _first(lab: Lab) -> dict[int, Path]:
+def _shared(lab: Lab) -> dict[int, Path]:
     """The lab's seeds of the descents that L1 makes."""
     shared = small_starts(tuple(range(max(Drops.seeds, len(lab.seeds)))))
     return {seed: shared[seed] for seed in lab.seeds}
 
 
-def best_cosines(path: Path, side: str) -> list[float]:
-    """For each drop m, on the plateau after it, |cosine| with e_m of the head that has learned it."""
+def best_cosines(path: Path, side: str) -> list[float | str]:
+    """For each drop m, on the plateau after it, |cosine| with e_m of the head that has learned it; words: no drop."""
     e = path.problem.covariance.eigenvectors
-    return [
+    found = [
         float(cosines(getattr(path.at(path.middles[m + 1]), side), e)[path.head_of(m), m])
-        for m in range(path.problem.config.D)
+        for m in range(len(path.drops))
     ]
+    return [*found, *[NOT_REACHED] * (path.problem.config.D - len(found))]
 
 
 class Alignment(Claim):
@@ -190,7 +213,7 @@ class Alignment(Claim):
     reference = "Fig. 1c"
 
     def checks(self, lab: Lab) -> Iterable[Check]:
-        paths = _first(lab)
+        paths = _shared(lab)
         for side, name in (("k", "key"), ("q", "query")):
             what = f"|cosine| of a {name} with e_m after drop m"
             yield in_every_seed({s: at_least(what, best_cosines(p, side), 0.99, "Fig. 1c") for s, p in paths.items()})
@@ -218,14 +241,19 @@ class FixedPoints(Claim):
             gradients.append(max(2 * float(np.abs(part).max()) for part in rates(weights, task.population)))
             expected = theory.fixed_point_loss(lam, chosen, inverse_length)
             errors.append(float(abs(loss_of(product(weights), task.population) / expected - 1)))
-        yield equal("sets of eigenvectors", len(sets), 2 ** len(lam), "Eq. 3")
+        products = np.stack([theory.fixed_point(task.covariance, chosen, inverse_length) for chosen in sets])
+        apart = np.abs(products[:, None] - products).max((-1, -2)) + np.eye(len(sets))  # [set, set]
+        what = "smallest distance between the products M of two sets of eigenvectors"
+        yield at_least(what, apart.min(), 0.1, "Eq. 3")
         yield at_most("largest entry of a gradient there", max(gradients), 1e-8, "Eq. 4")
         yield at_most("relative distance of the loss from Eq. 29", max(errors), 1e-8, "Eq. 29")
 
 
 def regression_error(path: Path, m: int) -> float:
-    """How far the model on plateau m + 1 is from Eq. 8 on fresh sequences: |said - Eq. 8| / |Eq. 8|."""
+    """How far the model on plateau m + 1 is from Eq. 8 on fresh sequences: |said - Eq. 8| / |Eq. 8|; nan: no such."""
     problem = path.problem
+    if m > len(path.drops):
+        return float("nan")
     sequences = sample_sequences(problem.covariance, problem.config.N, 2000, generator(problem.seed, "fresh"))
     beta, x = (part[:, 0].numpy() for part in examples(sequences)[:2])
     said = ((beta @ product(path.at(path.middles[m]))) * x).sum(-1)
@@ -241,8 +269,8 @@ class ComponentRegression(Claim):
         what = "relative error against Eq. 8, m = 1..D"
         yield in_every_seed(
             {
-                s: at_most(what, [regression_error(p, m) for m in range(1, 5)], 0.02, "Eq. 8")
-                for s, p in _first(lab).items()
+                s: at_most(what, reached([regression_error(p, m) for m in range(1, 5)]), 0.02, "Eq. 8")
+                for s, p in _shared(lab).items()
             }
         )
 
@@ -272,8 +300,9 @@ def descent_drift(path: Path) -> float:
 
 
 def exponent(x: Iterable[float], y: Iterable[float]) -> float:
-    """The slope of log y against log x."""
-    return float(np.polyfit(np.log(list(x)), np.log(list(y)), 1)[0])
+    """The slope of log y against log x; nan if one of them is missing."""
+    points = np.log([list(x), list(y)])
+    return float(np.polyfit(*points, 1)[0]) if np.isfinite(points).all() else float("nan")
 
 
 class Durations(Claim):
@@ -284,21 +313,20 @@ class Durations(Claim):
         values, firsts = (1e-3, 2e-3, 5e-3, 1e-2), (0.3, 0.4, 0.5, 0.6)
         by_value = [aligned_drop(0.4, value) for value in values]
         by_lambda = [aligned_drop(first, 2e-3) for first in firsts]
-        yield close("aligned head: exponent in v(0)", exponent(values, by_value), -1, 0.1, "Eq. 38", relative=False)
-        yield close(
-            "aligned head: exponent in lambda_1", exponent(firsts, by_lambda), -2, 0.1, "Eq. 38", relative=False
-        )
+        slopes = reached([exponent(values, by_value), exponent(firsts, by_lambda)])
+        what = "aligned head: exponents in v(0) and lambda_1"
+        yield close(what, slopes, [-1, -2], 0.1, "Eq. 38", relative=False)
         ratios = [when * 0.4**2 * value for when, value in zip(by_value, values, strict=True)]
-        yield reported("time of the drop / Eq. 38, v(0) = 0.001 up to 0.01", ratios, "Eq. 38")
+        yield reported("time of the drop / Eq. 38, v(0) = 0.001 up to 0.01", reached(ratios), "Eq. 38")
         starts, scales = (0.005, 0.01, 0.02), (0.5, 1.0, 1.5)
         for s_name, grid, make, expected in (
             ("v(0)", starts, lambda w: {"w_init": w}, -1),
             ("lambda_1", scales, lambda c: {"w_init": SMALL, "spectrum": [0.4 * c, 0.3 * c, 0.2 * c, 0.1 * c]}, -2),
         ):
             what = f"random start: exponent in {s_name}"
-            slopes = {s: exponent(grid, [first_drop(separate(**make(g)), s) for g in grid]) for s in lab.seeds}
+            found = {s: exponent(grid, [first_drop(separate(**make(g)), s) for g in grid]) for s in lab.seeds}
             yield in_every_seed(
-                {s: close(what, slope, expected, 0.1, "Eq. 38", relative=False) for s, slope in slopes.items()}
+                {s: close(what, reached(e), expected, 0.1, "Eq. 38", relative=False) for s, e in found.items()}
             )
 
 

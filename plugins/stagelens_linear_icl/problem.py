@@ -274,7 +274,14 @@ def outlook_predictions(problem: Problem, outlook: Outlook, per_step: float) -> 
         if when is not None:
             step = when / per_step
             found.append(
-                Prediction(f"drop {d + 1}", "time", step, "Eq. 43" if d else "Eq. 38", measure=_drop(problem, d))
+                Prediction(
+                    f"drop {d + 1}",
+                    "time",
+                    step,
+                    "Eq. 43" if d else "Eq. 38",
+                    measure=_drop(problem, d),
+                    compared_with=f"step at which the loss is half-way from L(M_{d}) to L(M_{d + 1})",
+                )
             )
         begin = outlook.leaving(d) if problem.config.R == 1 else None
         if begin is not None:

@@ -40,7 +40,7 @@ class SeparateConfig(TrainedConfig):
 
     steps: int = Field(8000, ge=1, description="steps of full-batch descent")
     lr: float = Field(0.5, gt=0, description="learning rate; a step is 2 lr of the flow's time")
-    eval_size: int = Field(64, description="sequences that the probes see; the loss is exact all the same")
+    eval_size: int = Field(64, description="sequences that the probes see; the loss is exact: of the population")
 
 
 class Trained(Problem, Task):
@@ -109,7 +109,7 @@ class Separate(Trained):
 
     @cached_property
     def moments(self) -> Moments:
-        """What the loss depends on: of the training set, or of the population."""
+        """What the training loss depends on: the moments of the training set, or of the population."""
         return moments_of(self.training_set, self.config.every) if self.config.P else self.population
 
     def build_model(self) -> InContextRegressor:
@@ -125,9 +125,11 @@ class Separate(Trained):
         return lambda step: moments  # noqa: ARG005
 
     def loss(self, model: Any, batch: Moments | Sequences) -> Tensor:
-        """The exact loss. On sequences the model is called as well, so that hooks see it work.
+        """The exact loss: of the moments that are trained on; on sequences, which evaluation gives, of the population.
 
-        What a hook changes there is added: the sampled loss of what the model says, less that of beta^T M x_q.
+        So with P > 0 a run's `train_loss` is that of the P sequences, and its `loss` that of the population, whose
+        levels Eq. 5 gives. On sequences the model is called as well, so that hooks see it work. What a hook changes
+        there is added: the sampled loss of what the model says, less that of beta^T M x_q.
         """
         M: Tensor = model.product()  # [D, D]
         if isinstance(batch, Moments):
@@ -135,7 +137,7 @@ class Separate(Trained):
         beta, x, y = examples(batch, self.config.every)  # [n, Q, D], [n, Q, D], [n, Q]
         said: Tensor = (y - model(batch.tokens)).square().mean()
         meant = (y - ((beta @ M) * x).sum(-1)).square().mean()
-        loss: Tensor = exact_loss(M, move(self.moments, M.device)) + said - meant
+        loss: Tensor = exact_loss(M, move(self.population, M.device)) + said - meant
         return loss
 
     def metrics(self, output: Tensor, batch: Sequences) -> dict[str, Tensor]:

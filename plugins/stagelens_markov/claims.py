@@ -104,7 +104,9 @@ class CompeteThenCooperate(Claim):
 
         what = f"phases that last {LASTING} measurements or more"
         expected = ["diffuse", "competitive", "cooperative"]
-        yield in_every_seed({s: equal(what, phase_sequence(t), expected, where) for s, t in timelines.items()})
+        yield in_every_seed(
+            {s: equal(what, phase_sequence(t) or "none", expected, where) for s, t in timelines.items()}
+        )
 
         what = "each head's largest group where the competitive phase begins"
         yield in_every_seed({s: equal(what, *self._at_the_start(t), where) for s, t in timelines.items()})
@@ -183,7 +185,7 @@ class ImportanceRatio(Claim):
             what = f"drops of the excess loss at m = {m:g}"
             yield in_every_seed({s: equal(what, len(times[s]), number, self.reference) for s in times})
             what = f"steps of these drops at m = {m:g}"
-            yield in_every_seed({s: reported(what, times[s], self.reference) for s in times})
+            yield in_every_seed({s: reported(what, times[s] or "none", self.reference) for s in times})
             what = f"steps at which patterns are learned at m = {m:g}"
             learned = {s: sorted(times_learned(t).values()) or "none" for s, t in timelines.items()}
             yield in_every_seed({s: reported(what, learned[s], self.reference) for s in times})

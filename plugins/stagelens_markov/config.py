@@ -32,7 +32,7 @@ class MarkovConfig(TaskConfig):
         "chain", description="references: Eq. 3's predictors, or models trained with context 1, 2, ... intervals"
     )
     weight_decay: float = Field(0.01, ge=0, description="AdamW's weight decay")
-    patience: int = Field(0, ge=0, description="passes without progress before the rate is halved; 0: constant rate")
+    patience: int = Field(0, ge=0, description="steps without progress before the rate is halved; 0: constant rate")
     clip: float = Field(1.0, ge=0, description="largest gradient norm; 0: no clipping")
 
     @field_validator("intervals")

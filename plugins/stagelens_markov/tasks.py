@@ -78,12 +78,8 @@ class OnTheChain(Task):
         c = self.config
         return torch.optim.AdamW(model.parameters(), lr=c.lr, weight_decay=c.weight_decay, fused=False)
 
-    @property
-    def scheduler_every(self) -> int:  # type: ignore[override]
-        """Once a pass over the training set."""
-        return max(1, int(self.config.train_size // self.config.batch_size))
-
     def scheduler(self, optimizer: torch.optim.Optimizer) -> ReduceLROnPlateau | None:
+        """Halves the rate after `patience` steps without progress, with a training set and without."""
         patience = self.config.patience
         return ReduceLROnPlateau(optimizer, factor=0.5, patience=patience) if patience else None
 
@@ -168,7 +164,7 @@ class Minimal(OnTheChain):
             "lr": 0.003,
             "train_size": 9000,
             "eval_size": 3000,
-            "patience": 10,
+            "patience": 30,  # 10 passes of 3 batches
             "init_scale": 1.0,
         },
     }
@@ -211,7 +207,7 @@ class Full(OnTheChain):
             "lr": 0.003,
             "train_size": 9000,
             "eval_size": 3000,
-            "patience": 10,
+            "patience": 30,  # 10 passes of 3 batches
         },
     }
 

@@ -53,7 +53,10 @@ class GradientFlow(Flow):
     id = "recall/flow"
     title = "the gradient flow of the simplified model, and Theorem 3.1's two equations"
     Config: ClassVar[type[Config]] = RecallFlowConfig
-    presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {"quick": {}, "paper": {"time": 1e5, "points": 1000}}
+    presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {
+        "quick": {"points": 2000},  # several within each jump
+        "paper": {"time": 1e5, "points": 10_000},
+    }
 
     @property
     def first_jump(self) -> bool:
@@ -140,7 +143,7 @@ class GradientFlow(Flow):
         if c.learned or largest == 0:
             return levels
         end = theory.escape_time(largest, c.order, c.responses) / c.rate
-        return [*levels, Prediction("first jump", "time", end, "Theorem 3.1, escape time")]
+        return [*levels, Prediction("first jump", "time", end, "Theorem 3.1, escape time", event="escape")]
 
     def stage_names(self) -> Sequence[str]:
         return [f"{tokens_named(heads)} matched" for heads in self.learning_order[1 if self.config.learned else 0 :]]

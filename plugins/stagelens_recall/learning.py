@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+import numpy as np
 from pydantic import Field, model_validator
 
-from stagelens import Prediction
+from stagelens import Prediction, Timeline
 from stagelens.config import Config
 
 
@@ -99,3 +100,18 @@ def plateau_predictions(
         Prediction(f"{name} matched", "level", level(min(len(matched), order)), "A.4, (1 - 1/(k-j)!)(1 - 1/|R|)")
         for name, matched in partial_matches(together).items()
     ]
+
+
+def escape_prediction(step: float, half: float) -> Prediction:
+    """The step of the first jump, compared with when the loss first falls to `half`, as the flow's event `escape`."""
+
+    def measured(timeline: Timeline) -> float | None:
+        steps, losses = timeline.scalar("loss")
+        below = np.flatnonzero(losses <= half)
+        if not len(below) or below[0] == 0:
+            return None
+        pair = slice(below[0] - 1, below[0] + 1)
+        return float(np.interp(-half, -losses[pair], steps[pair]))
+
+    what = "step at which the loss is half-way from the first plateau to the second"
+    return Prediction("first jump", "time", step, "Theorem 3.1, escape time", measure=measured, compared_with=what)

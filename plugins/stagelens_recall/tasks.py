@@ -25,6 +25,7 @@ from stagelens_recall.data import (
 )
 from stagelens_recall.learning import (
     SimplifiedHeads,
+    escape_prediction,
     learning_order,
     partial_matches,
     plateau_predictions,
@@ -140,7 +141,8 @@ class Simplified(Task):
         if c.loss != "dot-product" or largest == 0:
             return levels
         end = theory.escape_time(largest, c.order, c.responses) * (1 - c.momentum) / c.lr
-        return [*levels, Prediction("first jump", "time", end, "Theorem 3.1, escape time")]
+        first, second = (level(c.order, c.responses, j) for j in (0, 1))
+        return [*levels, escape_prediction(end, (first + second) / 2)]
 
     def stage_names(self) -> Sequence[str]:
         return [f"{tokens_named(heads)} matched" for heads in self.learning_order]

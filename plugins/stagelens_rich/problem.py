@@ -69,6 +69,12 @@ STATEMENTS = {
     "T_II": "Theorem 4, phase II; Eqs. 10, 12",
     "T_III": "Theorem 4, phase III; Eq. 10",
 }
+MEASURED = {  # `theory.phase_times`
+    "T_I": "first time at which L_G4 is 1% of its start",
+    "T_o": "first time at which w_V2 is h*",
+    "T_II": "first time after T_o at which L_IH2 is 99% of what it was at T_o",
+    "T_III": "first time after T_o at which L_IH2 is 1% of what it was at T_o",
+}
 
 
 def time_predictions(
@@ -84,6 +90,14 @@ def time_predictions(
         return of
 
     return [
-        Prediction(name, "time", to_step(time), STATEMENTS[name], series="loss_induction", measure=measured(name))
+        Prediction(
+            name,
+            "time",
+            to_step(time),
+            STATEMENTS[name],
+            series="loss_induction",
+            measure=measured(name),
+            compared_with=MEASURED[name],
+        )
         for name, time in expected._asdict().items()
     ]

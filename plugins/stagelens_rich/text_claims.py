@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 import numpy as np
 
 from stagelens import Claim
-from stagelens.claims import Check, in_every_seed, ordered, reported
+from stagelens.claims import Check, in_every_seed, ordered, reached, reported
 from stagelens.lab import Lab
 from stagelens.timeline import Timeline
 from stagelens_rich.text_probes import Floats, half_time
@@ -49,11 +49,11 @@ class PositionsFirst(Claim):
 
 def _first_p(what: str, timelines: Mapping[int, Timeline], end: float = np.inf, start: float | None = None) -> Check:
     found = {seed: half_times(timeline, end, start) for seed, timeline in timelines.items()}
-    return in_every_seed({seed: ordered(what, times, FIGURE) for seed, times in found.items()})
+    return in_every_seed({seed: ordered(what, reached(times), FIGURE) for seed, times in found.items()})
 
 
 def _told(what: str, found: Mapping[int, Pair]) -> Check:
-    return in_every_seed({seed: reported(what, values, FIGURE) for seed, values in found.items()})
+    return in_every_seed({seed: reported(what, reached(values), FIGURE) for seed, values in found.items()})
 
 
 def norms(timeline: Timeline) -> list[Floats]:

@@ -51,6 +51,20 @@ def test_the_scale_of_cross_sample_repetition():
     assert claims.repetition_scale(Reduced(100, 16, 1, 1.0)) == pytest.approx(100)  # the dimension is gone
 
 
+def test_delays_pair_each_seed_with_its_own_reference():
+    """Seed 1 has not finished: seed 2 was compared with seed 1's reference."""
+    found, own = {0: 110.0, 1: "not by step 9", 2: 330.0}, {0: 100.0, 1: 200.0, 2: 300.0}
+    assert claims.delays(found, own, 10.0) == [1.0, "not by step 9", 3.0]
+
+
+def test_when_a_curve_has_settled():
+    times = np.arange(5.0)
+    assert claims.settling_time(times, np.array([1, 1, 0.01, 0, 0]), 0.02) == 2
+    assert claims.settling_time(times, np.array([1, 0, 1, 0, 0]), 0.02) == 3
+    assert claims.settling_time(times, np.zeros(5), 0.02) == 0  # it never leaves
+    assert np.isnan(claims.settling_time(times, np.ones(5), 0.02))
+
+
 @pytest.mark.parametrize(("id", "verdict"), [("S5", "holds"), ("S6", "holds"), ("S7", "holds")])
 def test_claims_through_the_engine(tmp_path, id, verdict):
     host = make_host()

@@ -13,7 +13,7 @@ from stagelens.testing import check_task_device
 from stagelens.training import Training
 from stagelens_linear_icl import theory
 from stagelens_linear_icl.data import examples, full_moments, sample_sequences
-from stagelens_linear_icl.descent import descend, initial_weights, stack
+from stagelens_linear_icl.descent import Weights, descend, initial_weights, loss_of, product, stack
 from stagelens_linear_icl.model import FullAttention, InContextRegressor, SeparateAttention, exact_loss, token_frame
 from stagelens_linear_icl.tasks import LinearFlow, RawSequences, Separate
 
@@ -105,11 +105,33 @@ def test_the_trainer_takes_the_same_steps_as_the_stack():
         np.testing.assert_allclose(ours, theirs[0, 0], atol=1e-12)
 
 
+@pytest.mark.parametrize(("kind", "settings"), [(Separate, {}), (RawSequences, {"batch_size": 20, "eval_size": 4000})])
+def test_with_a_training_set_loss_is_the_populations_and_train_loss_is_its_own(kind, settings, tmp_path):
+    """Theory's levels are the population's, so they belong to `loss`."""
+    shared = {"P": 20, "steps": 30, "w_init": 1.0, "lr": 0.1, **settings}
+    run = sl.run(kind, settings=shared, runs=tmp_path, report=False, probes=["weight_norms"])
+    problem, loss, train = run.experiment, run.timeline.scalar("loss"), run.timeline.scalar("train_loss")
+    assert {p["series"] for p in run.predictions if p["kind"] == "level"} == {"loss"}
+    exact = task(Separate, **{**shared, "eval_size": 64, "batch_size": 20})
+    for step in (0, 10, 30):
+        model = run.model_at(step)
+        weights = [part.detach().numpy() for part in model.attention.core()]
+        expected = loss_of(product(Weights(*weights)), exact.population)
+        measured = loss[1][list(loss[0]).index(step)]
+        if kind is Separate:
+            assert measured == pytest.approx(expected, rel=1e-9)
+        else:  # 4,000 sequences, and blocks beside those of Eq. 2
+            assert measured == pytest.approx(expected, rel=0.1)
+    before = run.model_at(29)  # the loss on the training set is that before the last step
+    assert train[1][-1] == pytest.approx(problem.loss(before, problem.batches("cpu")(29)).item(), rel=1e-5)
+    assert abs(train[1][-1] / loss[1][-1] - 1) > 1e-3  # so few sequences are not the population
+
+
 def test_the_loss_on_sequences_is_the_exact_one_and_hooks_can_change_it():
     exact = task(Separate, w_init=1.0)
     model = exact.build_model()
     batch = exact.sample(40, generator(0, "eval"))
-    torch.testing.assert_close(exact.loss(model, batch), exact.loss(model, exact.moments))
+    torch.testing.assert_close(exact.loss(model, batch), exact.loss(model, exact.population))
     nothing = [("blocks.0.attn.hook_z", lambda z, hook: torch.zeros_like(z))]
     with model.hooks(fwd_hooks=nothing):
         ablated = exact.loss(model, batch)

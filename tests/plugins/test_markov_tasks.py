@@ -78,7 +78,7 @@ def test_the_papers_transformer_has_the_papers_sizes():
         9000,
         0.003,
         0.01,
-        10,
+        30,  # ten passes of three batches
     )
     cfg = Full(c).build_model().cfg
     assert (cfg.n_layers, cfg.n_heads, cfg.d_head, cfg.d_mlp, cfg.n_ctx) == (1, 3, 85, 64, 31)
@@ -201,9 +201,23 @@ def test_the_process_is_the_seeds_and_not_the_batchs():
     assert torch.equal(one, again) and not torch.equal(one, other)
 
 
-def test_the_scheduler_counts_passes():
-    task = Minimal(config(preset="paper"))
-    assert task.scheduler_every == 3
+@pytest.mark.parametrize("kind", [Minimal, Full])
+@pytest.mark.parametrize("train_size", [9000, 3000, 0])
+def test_patience_counts_steps_with_a_training_set_and_without(kind, train_size):
+    """The rate is halved after `patience` steps without progress; with fresh data a pass was taken to be one step."""
+    preset = {**kind.presets["paper"], "train_size": train_size}
+    training = Training.__new__(Training)  # the step of the scheduler alone: a model of this size takes seconds
+    training.task = kind(kind.Config(**preset))
+    optimizer = torch.optim.SGD([torch.zeros(1)], lr=1.0)
+    training.scheduler = training.task.scheduler(optimizer)
+    rates = []
+    for step in range(70):
+        training._step_scheduler(step, torch.tensor(1.0))
+        rates.append(optimizer.param_groups[0]["lr"])
+    assert [rates.index(rate) for rate in (1.0, 0.5, 0.25)] == [0, 31, 62]
+
+
+def test_the_quick_preset_has_a_constant_rate():
     assert Minimal(config()).scheduler(torch.optim.SGD([torch.zeros(1)], lr=1.0)) is None
 
 

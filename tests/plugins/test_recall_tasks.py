@@ -233,6 +233,20 @@ def test_a_flow_knows_the_jump_that_is_ahead():
     assert theory.population_loss(start["w"], start["beta"], 4) == pytest.approx(0.625, abs=1e-4)
 
 
+def test_a_jump_that_theory_puts_after_the_end_is_warned_of_before_training(cli):
+    answer = cli(
+        "run", "recall/simplified", "--set", "order=5", "--set", "steps=6", "--probes", "weight_norms", "--json"
+    )
+    expected = theory.escape_time(0.1, 5, 4) * 0.1 / 0.5
+    (warning,) = answer.json["warnings"]
+    assert f"'first jump' at {expected:.6g}" in warning and "steps=6" in warning
+    assert answer.err.count(warning) == 1
+    jump = answer.json["predictions"][-1]
+    assert (jump["name"], jump["measured"], jump["note"]) == ("first jump", None, "not reached")
+    assert "half-way" in jump["compared_with"]
+    assert cli("run", "recall/flow", "--set", "points=50", "--json").json["warnings"] == []
+
+
 # --- mistakes ---
 
 

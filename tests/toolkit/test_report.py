@@ -4,23 +4,29 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
 import numpy as np
 import pytest
+import torch
 from browsing import Opened, browser  # noqa: F401
-from recorded import STEPS, staircase, write_run
+from recorded import STEPS, measurements, staircase, write_run
 from small import Repeats, run
 
 import stagelens as sl
+from stagelens.batches import eval_batch
 from stagelens.charts import comparison_chart, run_chart
 from stagelens.claims import Result, equal
 from stagelens.events import half_rise
 from stagelens.figures import loss_figure
-from stagelens.figures.attention import chosen_steps
+from stagelens.figures.attention import attention_maps, chosen_steps
+from stagelens.manifest import load_manifest
 from stagelens.prediction import score
 from stagelens.report import report_page, write_comparison, write_report
+from stagelens.runs import load
+from stagelens.store import Store
 from stagelens.verifying import keep
 
 HOSTILE = "<script>alert(1)</script>"  # a folder cannot hold the slash; names in manifests and series can
@@ -146,8 +152,50 @@ def test_the_report_of_a_training_holds_what_it_should(trained):
     )
 
 
-def test_attention_is_looked_at_on_checkpoints_only(trained):
-    assert set(chosen_steps(trained, 4)) <= set(trained.checkpoints)
+@pytest.fixture
+def two_drops(trained, tmp_path):
+    """A copy of that run whose loss falls at steps that are no checkpoints."""
+    folder = tmp_path / "copy"
+    shutil.copytree(trained.folder, folder)
+    (folder / "timeline.sqlite").unlink()
+    last = trained.checkpoints[-1]
+    steps = np.linspace(0, last, 200)
+    store = Store(folder)
+    store.add(*measurements(steps, {"loss": staircase(steps, (0.37 * last, 0.66 * last), (3.0, 2.0, 1.0), last / 100)}))
+    store.close()
+    manifest = load_manifest(folder)
+    manifest.timeline, manifest.stages = "", None
+    manifest.save(folder)
+    return load(folder, task=Repeats)
+
+
+@pytest.mark.parametrize("seconds", [0.1, 1e9])  # of training: replaying a part of it is short, or too long
+def test_attention_at_a_plateaus_end_never_shows_a_later_step(two_drops, seconds):
+    two_drops.manifest.seconds = seconds
+    plateaus = two_drops.stages().plateaus
+    assert len(plateaus) == 3
+    chosen = chosen_steps(two_drops, 6)
+    for number, plateau in enumerate(plateaus[:-1], start=1):
+        (step,) = [step for step, what in chosen.items() if f"plateau {number}" in what]
+        before = max(saved for saved in two_drops.checkpoints if saved <= plateau.end)
+        assert step == (int(plateau.end) if seconds < 1 else before)
+        assert (f"step {int(plateau.end)}" in chosen[step]) == (seconds > 1)  # the true end, where it is another
+    last = two_drops.checkpoints[-1]
+    assert chosen[0] == "start" and chosen[last] == "end"
+
+
+def test_attention_maps_are_those_of_the_model_at_that_step(two_drops):
+    """Between two checkpoints the maps are the replayed model's, and not those of a checkpoint."""
+    step = next(step for step, what in chosen_steps(two_drops, 6).items() if what == "end of plateau 1")
+    assert step not in two_drops.checkpoints
+    exact, before = (
+        attention_maps(two_drops, at)[0] for at in (step, max(s for s in two_drops.checkpoints if s < step))
+    )
+    tokens = eval_batch(two_drops.experiment)[:, :-1]
+    with torch.no_grad():  # replaying needs gradients, and takes them here too
+        _, cache = two_drops.model_at(step).run_with_cache(tokens, names_filter="blocks.0.attn.hook_pattern")
+    assert exact == pytest.approx(cache["blocks.0.attn.hook_pattern"].mean(0).numpy(), abs=1e-6)
+    assert np.abs(exact - before).max() > 1e-5
 
 
 def test_a_page_asks_nothing_of_the_network(trained):

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 BUDGETS = ("quick", "paper")  # in order: what a budget can pay for, a later one can too
 VERDICTS = ("holds", "differs", "needs budget", "error")
 REPORTED = "reported, not judged"
+NOT_REACHED = "not reached"
 
 Value = Any  # a number, a string, or a list of values
 
@@ -105,6 +106,18 @@ def at_least(what: str, measured: Value, limit: float, reference: str) -> Check:
 def reported(what: str, measured: Value, reference: str) -> Check:
     """A number that belongs to the claim but is not judged. A claim needs a check that is judged beside it."""
     return Check(what, measured, REPORTED, "none", reference, True)
+
+
+def reached(value: Value, words: str = NOT_REACHED) -> Value:
+    """`value` as a check takes it: nan, infinity, None and an empty list become `words`; lists item by item.
+
+    For measurements of something that may not happen within a run. Words fail every numeric check, so the claim
+    differs; without them it would be in error.
+    """
+    value = _plain(value)
+    if isinstance(value, list) and value:
+        return [reached(item, words) for item in value]
+    return words if _lacking(value) else value
 
 
 def in_every_seed(checks: Mapping[int, Check]) -> Check:

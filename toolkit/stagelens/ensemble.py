@@ -6,7 +6,7 @@ checkpoints and run folder. Only the step is shared: one vectorized loss, one ba
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -59,6 +59,7 @@ def run_ensemble(
     host: Host | None = None,
     progress: Progress | None = None,
     report: bool = True,
+    warn: Callable[[str], None] | None = None,
 ) -> Ensemble:
     """Runs `task` with several seeds, as one training where its model can be stacked, else one after the other.
 
@@ -74,6 +75,8 @@ def run_ensemble(
         raise UsageError(f"seeds {seeds!r}: expected at least one, each once")
     shared: dict[str, Any] = {"preset": preset, "settings": settings, "device": device, "probes": probes, "host": host}
     plans = [plan_run(task, seed=seed, **shared) for seed in numbers]
+    for warning in dict.fromkeys(line for plan in plans for line in plan.manifest.warnings) if warn else ():
+        warn(warning)
     called: Sequence[str | None] = names or [f"{name}-seed{seed}" if name else None for seed in numbers]
     trainings = [plan.training() for plan in plans]
     alone = "" if len(plans) > 1 else "there is one seed"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC
 from collections.abc import Mapping, Sequence
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from stagelens.config import Config
@@ -31,6 +32,11 @@ class Experiment(ABC):
     def predictions(self) -> Sequence[Prediction]:
         """What theory says about this run: levels, curves and times."""
         return ()
+
+    @cached_property
+    def predicted(self) -> Sequence[Prediction]:
+        """`predictions()`, computed once: some integrate a flow."""
+        return self.predictions()
 
     def stage_names(self) -> Sequence[str]:
         """Names of the transitions of `metric`, in the order theory expects them.

@@ -30,8 +30,8 @@ CACHE_ENVIRONMENT = "STAGELENS_CACHE"
 # Files and folders of a package that look at runs but have no part in making them (`text_claims` is as `claims`). All
 # others count, so a new one counts too.
 ONLY_LOOK = {
-    *("claims", "lab", "verifying", "stages", "_changepoints", "events", "members", "alignment", "comparing"),
-    *("figures", "report", "export", "doctor", "testing", "cli"),
+    *("claims", "lab", "verifying", "stages", "_changepoints", "_timing", "events", "members", "alignment"),
+    *("comparing", "figures", "report", "export", "doctor", "testing", "cli"),
 }
 # The same of the toolkit alone: a plugin may have a file of such a name that its runs depend on.
 ONLY_LOOK_HERE = {"naming", "laws", "grid", "measures", "points", "sweeping", "estimating", "executors"}

@@ -19,7 +19,7 @@ from stagelens.naming import digest
 
 FILE = "run.json"
 FORMAT = 1
-DETECTOR = 4  # of `stages`; raised when the same curve may give other stages or names, so that kept ones are found anew
+DETECTOR = 5  # of `stages`; raised when the same curve may give other stages or names, so that kept ones are found anew
 STATUSES = ("running", "finished", "interrupted", "failed")
 # What the rows of a manifest must have; they may have more.
 ROWS: dict[str, dict[str, Any]] = {

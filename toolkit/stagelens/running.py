@@ -23,7 +23,7 @@ from stagelens.host import Host, make_host
 from stagelens.inside import leads_into
 from stagelens.limits import contained
 from stagelens.manifest import DETECTOR, FILE, Manifest, load_manifest, this_process, versions
-from stagelens.prediction import score
+from stagelens.prediction import score, too_late
 from stagelens.reading import Reading
 from stagelens.runs import LOCK, Run, catalogue, runs_folder
 from stagelens.store import Store, read_measurements
@@ -53,6 +53,7 @@ def run(
     progress: Progress | None = None,
     report: bool = True,
     compile: bool = False,
+    warn: Callable[[str], None] | None = None,
 ) -> Run:
     """Trains or integrates `task`, records its probes, and writes figures and a report.
 
@@ -61,6 +62,7 @@ def run(
     `settings` are `key=value` strings or a mapping. With `resume`, a run of the same name (or, without a name, of the
     same task, config and seed) goes on where it stopped; where there is none, a new one starts. With `compile` the
     training step goes through `torch.compile`, which pays off in long runs; probes see the model as ever.
+    `warn` gets each warning before the training starts; `run.manifest.warnings` keeps them.
     """
     host = host or make_host()
     plan = plan_run(task, preset=preset, settings=settings, seed=seed, device=device, probes=probes, host=host)
@@ -69,6 +71,8 @@ def run(
         if training is None:
             raise UsageError(f"{plan.experiment.id!r} is a flow, which has no training step; run it without compiling")
         training.compile()
+    for warning in plan.manifest.warnings if warn else ():
+        warn(warning)
     folder = plan.folder(runs, name, resume)  # all that the user can have mistaken is told by now
     with plan.writing(folder) as writer:
         with writer.recording(plan.experiment) as store:
@@ -140,6 +144,7 @@ def plan_run(
     experiment = kind(make_config(kind.Config, kind.presets, preset, as_settings(settings)), seed)
     manifest = _manifest(experiment, plugin, preset, device)
     manifest.probes = _probe_names(experiment, probes, host)
+    manifest.warnings = too_late(experiment.predicted, manifest.steps, "time" if manifest.kind == "flow" else "steps")
     return Plan(experiment, manifest, probes, host)
 
 
@@ -178,7 +183,8 @@ class Writer:
 
     def _compare_with_theory(self, experiment: Experiment) -> None:
         timeline = Timeline(read_measurements(self.folder))
-        self.manifest.predictions = [found.to_dict() for found in score(experiment.predictions(), timeline)]
+        scores = score(experiment.predicted, timeline, self.manifest.events)
+        self.manifest.predictions = [found.to_dict() for found in scores]
 
     def keep_stages(self) -> None:
         """Writes the stages into the manifest, for whoever looks at the run without scipy."""

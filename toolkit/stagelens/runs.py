@@ -188,6 +188,7 @@ class Run:
             "predictions": self.predictions,
             "skipped": manifest.skipped,
             "problems": manifest.problems,
+            "warnings": manifest.warnings,
         }
 
     def _stages_if_any(self) -> list[dict[str, Any]]:
@@ -216,6 +217,8 @@ class Run:
         Between two checkpoints the training is replayed from the one before: batches depend on (seed, step) alone,
         so on the same machine and thread count this is the model that the run had.
         """
+        import torch
+
         from stagelens import checkpoint
         from stagelens.seeds import untouched_rng
         from stagelens.task import Task
@@ -237,7 +240,7 @@ class Run:
         training = Training(task, device)
         with checkpoint.fitting(path):
             training.load_state(state)
-        with untouched_rng():
+        with untouched_rng(), torch.enable_grad():
             for earlier in range(before[-1], wanted):
                 training.advance(earlier)
         training.optimizer.zero_grad(set_to_none=True)

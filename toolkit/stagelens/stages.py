@@ -16,6 +16,7 @@ from numpy.typing import ArrayLike
 
 from stagelens import _changepoints as changepoints
 from stagelens._changepoints import Array, Moves
+from stagelens._timing import timed
 from stagelens.errors import UsageError
 
 AxisName = Literal["auto", "linear", "log"]
@@ -123,15 +124,15 @@ def detect_stages(
     if len(t) < 3 or extent <= 1e-12 * np.abs(y).max():
         return Stages([_plateau(t[0], t[-1], float(np.mean(y)))], line.name)
 
-    v = (y - origin) / extent
-    s = changepoints.noise(line.u, v)
-    starts = changepoints.blocks(v, s)
+    points = (y - origin) / extent
+    noise = changepoints.noise(line.u, points)
+    starts = changepoints.blocks(points, noise)
     count = np.diff(starts, append=len(y)).astype(float)
-    u, v, s, t, square = (changepoints.means(x, starts) for x in (line.u, v, s, t, v**2))
+    u, v, s, t, square = (changepoints.means(x, starts) for x in (line.u, points, noise, t, points**2))
     within = np.sqrt(np.maximum(square - v**2, 0.0))  # the mean of a steep block stands for it only roughly
     curve = changepoints.fit(u, v, np.maximum(s, within / 10) * count**-0.5, count)
     found = changepoints.moves(curve, t, min_drop, significance)
-    return Stages(_stages(found, line, origin, extent), line.name)
+    return Stages(_stages(timed(found, line.u, points), line, origin, extent), line.name)
 
 
 @dataclass(frozen=True)

@@ -116,8 +116,10 @@ def show_summary(run: Run) -> None:
         more = len(summary["probe_events"]) - most
         output.say(f"and {more} more: add --json\n" if more > 0 else "")
     if summary["predictions"]:
-        rows = [[p["name"], p["expected"], p["measured"], p["error"], p["reference"]] for p in summary["predictions"]]
-        output.print_table(["prediction", "expected", "measured", "error", "reference"], rows, "theory")
+        found = [p | {"measured": p.get("note") or p["measured"]} for p in summary["predictions"]]
+        columns = ["name", "expected", "measured", "error", "reference", "compared_with"]
+        rows = [[p.get(column) for column in columns] for p in found]
+        output.print_table(["prediction", *columns[1:-1], "compared with"], rows, "theory")
         output.say("")
     small = {
         name: value for name, value in summary["final"].items() if not isinstance(value, list) or len(str(value)) < 90

@@ -82,6 +82,7 @@ def run(
             host=state.host,
             progress=progress,
             compile=compile,
+            warn=output.warn,
         )
     if json:
         output.print_json(done.summary())
@@ -98,7 +99,7 @@ def _run_seeds(state: State, task: str, seeds: range, json: bool, **options: Any
         from stagelens.ensemble import run_ensemble
 
     with progress_bar(f"{task} seeds {seeds[0]}..{seeds[-1]}") as progress:
-        done = run_ensemble(task, seeds=seeds, host=state.host, progress=progress, **options)
+        done = run_ensemble(task, seeds=seeds, host=state.host, progress=progress, warn=output.warn, **options)
     if done.alone:
         output.warn(f"the seeds were run one by one: {done.alone}")
     if json:

@@ -1,7 +1,8 @@
-"""Attention maps at the ends of the stages, from checkpoints."""
+"""Attention maps at the ends of the stages."""
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 import matplotlib
@@ -20,6 +21,7 @@ MOST_LAYERS = 6
 PANEL = 1.45  # inches, the longer side of a map
 NARROWEST = 0.3  # inches, the shorter side at least
 BAR = 1.45  # inches, the scale of greys at most
+REPLAY = 5.0  # seconds, what replaying the training between checkpoints may take
 Maps = dict[int, "np.ndarray[Any, np.dtype[np.float64]]"]
 
 
@@ -131,16 +133,23 @@ def composite(pattern: Any, full: float | None = None) -> Any:
 
 
 def chosen_steps(run: Run, moments: int) -> dict[int, str]:
-    """Checkpoints to look at, each with what it stands for: the first, those nearest to the plateaus' ends, the last.
+    """Steps to look at, each with what it stands for: the first, the plateaus' ends, the last.
 
-    Only checkpoints are chosen, so that nothing is trained again. With few plateaus, others fill up evenly.
+    The model at the end of a plateau is replayed from the checkpoint before it. If all replays together would take
+    longer than `REPLAY` seconds, that checkpoint itself is taken: never one after the end, which would show what the
+    transition learns. With few plateaus, other checkpoints fill up evenly.
     """
     saved = np.array(run.checkpoints)
     chosen = {int(saved[0]): "start", int(saved[-1]): "end"}
-    plateaus = [stage for stage in stages_of(run) if stage.kind == "plateau"]
-    for number, stage in enumerate(plateaus[:-1], start=1):
-        if len(chosen) < moments:
-            chosen.setdefault(int(saved[np.abs(saved - stage.end).argmin()]), f"end of plateau {number}")
+    ends = [int(stage.end) for stage, _ in pairwise(stages_of(run)) if stage.kind == "plateau"]
+    seconds = 0.0
+    for number, end in enumerate(ends, start=1):
+        before = int(saved[saved <= end].max())
+        seconds += run.manifest.seconds * (end - before) / max(run.manifest.step, 1)
+        if len(chosen) < moments and seconds <= REPLAY:
+            chosen.setdefault(end, f"end of plateau {number}")
+        elif len(chosen) < moments:
+            chosen.setdefault(before, f"before the end of\nplateau {number} (step {end})")
     for extra in np.linspace(0, len(saved) - 1, moments).round().astype(int):
         if len(chosen) < moments:
             chosen.setdefault(int(saved[extra]), "")
