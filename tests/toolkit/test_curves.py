@@ -128,7 +128,7 @@ def test_a_comparison_has_one_curve_for_each_reference(tmp_path) -> None:
         labels[1]: pytest.approx((8.0, 2.0)),
     }
     assert [axis.get_ylabel() for axis in both.figure().axes] == [
-        label.replace(" (mean", "\n(mean") for label in labels
+        label.replace("kl[", "kl\n[").replace(" (mean", "\n(mean") for label in labels
     ]
 
 

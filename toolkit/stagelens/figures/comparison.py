@@ -91,7 +91,8 @@ def _fit_x_axis(axis: Axes, comparison: Comparison) -> None:
 
 
 def _axis_label(series: SeriesCurve, relative: bool) -> str:
-    """The series, and below it the rule it was reduced by and the scale."""
+    """The series, and below it the element that was picked, the rule it was averaged by, and the scale."""
     scale = "0..1 of each curve's range" if relative and not series.labels else ""
     notes = [note for note in (series.rule, scale) if note]
-    return "\n".join([series.name, *(f"({note})" for note in notes)])
+    element = series.name.removeprefix(series.source)
+    return "\n".join([series.source, *([element] if element else []), *(f"({note})" for note in notes)])
