@@ -235,14 +235,15 @@ class FixedPoints(Claim):
         task = separate()
         lam, inverse_length = task.lam, task.inverse_length
         sets = list(chain.from_iterable(combinations(range(len(lam)), m) for m in range(len(lam) + 1)))
-        gradients, errors = [], []
+        gradients, errors, products = [], [], []
         for chosen in sets:
             weights = theory.fixed_point_weights(task.covariance, chosen, inverse_length, task.config.H)
             gradients.append(max(2 * float(np.abs(part).max()) for part in rates(weights, task.population)))
+            products.append(product(weights))
             expected = theory.fixed_point_loss(lam, chosen, inverse_length)
             errors.append(float(abs(loss_of(product(weights), task.population) / expected - 1)))
-        products = np.stack([theory.fixed_point(task.covariance, chosen, inverse_length) for chosen in sets])
-        apart = np.abs(products[:, None] - products).max((-1, -2)) + np.eye(len(sets))  # [set, set]
+        found = np.stack(products)  # [set, D, D]
+        apart = np.abs(found[:, None] - found).max((-1, -2)) + np.eye(len(sets))  # [set, set]
         what = "smallest distance between the products M of two sets of eigenvectors"
         yield at_least(what, apart.min(), 0.1, "Eq. 3")
         yield at_most("largest entry of a gradient there", max(gradients), 1e-8, "Eq. 4")
@@ -301,8 +302,8 @@ def descent_drift(path: Path) -> float:
 
 def exponent(x: Iterable[float], y: Iterable[float]) -> float:
     """The slope of log y against log x; nan if one of them is missing."""
-    points = np.log([list(x), list(y)])
-    return float(np.polyfit(*points, 1)[0]) if np.isfinite(points).all() else float("nan")
+    log_x, log_y = np.log([list(x), list(y)])
+    return float(np.polyfit(log_x, log_y, 1)[0]) if np.isfinite([log_x, log_y]).all() else float("nan")
 
 
 class Durations(Claim):

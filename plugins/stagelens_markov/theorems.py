@@ -159,8 +159,9 @@ def largest_rate(run: Run) -> float:
 
 
 def over_bound(run: Run, c: float) -> float:
+    """The largest deviation in units of eps exp(c t), until the heads part."""
     times, apart = until_parting(run)
-    return float((apart / (run.timeline.series("deviation")[0] * np.exp(c * times))).max())
+    return float(np.exp((np.log(apart / run.timeline.series("deviation")[0]) - c * times).max()))
 
 
 def exponent(starts: list[float], times: list[float]) -> float:

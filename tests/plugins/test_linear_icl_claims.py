@@ -130,3 +130,22 @@ def test_the_readme_has_a_command_for_each_figure():
     for command in commands.values():
         task, _, preset = command.partition(" --preset ")
         assert (preset or "quick") in host.task(task).load().presets
+
+
+def test_fixed_points_that_are_all_the_same_are_noticed(tmp_path, monkeypatch):
+    every = claims.theory.fixed_point_weights
+    monkeypatch.setattr(claims.theory, "fixed_point_weights", lambda cov, _, *rest: every(cov, (0,), *rest))
+    host = make_host()
+    (chosen,) = choose(host, ["linear-icl"], ["L4"])
+    missed = [check.what for check in verify_claim(chosen, Lab(host, tmp_path)).checks if not check.holds]
+    assert any(what.startswith("smallest distance") for what in missed)
+
+
+def test_what_is_not_reached_is_in_words(stairs):
+    """A descent that ends on its second plateau: later levels have no plateau, and the one there is counts once."""
+    part = stairs.times < 2500
+    short = Path(stairs.problem, stairs.times[part], stairs.loss[part], None)
+    found = claims._levels(short)
+    assert found[:2] == pytest.approx(LEVELS[:2], rel=1e-3) and found[2:] == ["not reached"] * 3
+    assert slowest(short)[1:] == ["not reached"] * 3 and accelerations(short) == 1
+    assert np.isnan(claims.regression_error(short, 2)) and np.isnan(exponent([1, 2], [1, np.nan]))

@@ -13,7 +13,7 @@ from stagelens.lab import Lab
 from stagelens.reading import Reading
 from stagelens.timeline import Timeline, pack
 from stagelens.verifying import choose, verify_claim
-from stagelens_markov import CLAIMS, claims
+from stagelens_markov import CLAIMS, claims, theorems
 
 STEPS = np.arange(0, 1001, 5)
 GROUPS = ["I(1)", "I(2)", "I(3)", "rest"]
@@ -195,3 +195,22 @@ def test_references_say_what_the_classes_say():
         claim = ref.load()
         assert (claim.id, claim.title) == (ref.id, ref.title)
         assert claim.reference
+
+
+@pytest.mark.parametrize(("power", "holds"), [(1.0, True), (0.5, True), (1.2, False)])
+def test_the_bound_of_theorem_2_can_fail(power, holds):
+    """A deviation of eps exp(c t**power): if power > 1, the c of a short run does not bound a long one."""
+
+    def grown(until):
+        times = np.linspace(0, until, 50)
+        series = {"deviation": 1e-6 * np.exp(0.5 * times**power)}
+        manifest = SimpleNamespace(events={"heads part": until})
+        return SimpleNamespace(timeline=SimpleNamespace(steps=times, series=series.__getitem__), manifest=manifest)
+
+    c = theorems.largest_rate(grown(10.0))
+    assert (theorems.over_bound(grown(20.0), c) <= 1.01) is holds
+
+
+def test_times_that_are_missing_are_words_and_not_zero():
+    assert theorems.separations([1.0, 3.0, "not by 9"]) == [3.0, "not reached"]
+    assert np.isnan(theorems.exponent([1e-5, 1e-6], [10.0, float("nan")]))

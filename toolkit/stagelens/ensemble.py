@@ -75,8 +75,9 @@ def run_ensemble(
         raise UsageError(f"seeds {seeds!r}: expected at least one, each once")
     shared: dict[str, Any] = {"preset": preset, "settings": settings, "device": device, "probes": probes, "host": host}
     plans = [plan_run(task, seed=seed, **shared) for seed in numbers]
-    for warning in dict.fromkeys(line for plan in plans for line in plan.manifest.warnings) if warn else ():
-        warn(warning)
+    if warn is not None:
+        for warning in dict.fromkeys(line for plan in plans for line in plan.manifest.warnings):
+            warn(warning)
     called: Sequence[str | None] = names or [f"{name}-seed{seed}" if name else None for seed in numbers]
     trainings = [plan.training() for plan in plans]
     alone = "" if len(plans) > 1 else "there is one seed"

@@ -71,8 +71,9 @@ def run(
         if training is None:
             raise UsageError(f"{plan.experiment.id!r} is a flow, which has no training step; run it without compiling")
         training.compile()
-    for warning in plan.manifest.warnings if warn else ():
-        warn(warning)
+    if warn is not None:
+        for warning in plan.manifest.warnings:
+            warn(warning)
     folder = plan.folder(runs, name, resume)  # all that the user can have mistaken is told by now
     with plan.writing(folder) as writer:
         with writer.recording(plan.experiment) as store:
