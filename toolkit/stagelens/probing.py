@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import torch
@@ -17,6 +18,14 @@ Reduced = Mapping[Site, Any]
 
 class DoesNotApply(Exception):
     """Raised by a probe that finds out only from the activations or the output that it does not apply."""
+
+
+@dataclass(frozen=True)
+class Omitted:
+    """A reading that a probe does not give for this model, with the reason; the recorder lists it in `skipped`."""
+
+    name: str
+    reason: str
 
 
 class Probe(ABC):
@@ -49,8 +58,11 @@ class Probe(ABC):
         raise NotImplementedError(f"{type(self).__name__} names hooks but has no reduce()")
 
     @abstractmethod
-    def readings(self, reduced: Reduced, scene: Scene) -> Iterable[Reading]:
-        """The readings, from what `reduce` kept of each site, in the order of the model's layers."""
+    def readings(self, reduced: Reduced, scene: Scene) -> Iterable[Reading | Omitted]:
+        """The readings, from what `reduce` kept of each site, in the order of the model's layers.
+
+        A reading of `gives` that this model cannot have is given as `Omitted(name, reason)`.
+        """
 
 
 def stack_layers(values: Mapping[Site, Tensor] | Sequence[Tensor]) -> Tensor:

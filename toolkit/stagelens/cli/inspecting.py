@@ -124,7 +124,8 @@ def show_summary(run: Run) -> None:
     }
     output.print_table(["reading", "last value"], small.items())
     for name, reason in summary["skipped"].items():
-        output.say(f"\nprobe {name} does not apply: {reason}")
+        what = f"reading {name} is omitted" if "/" in name else f"probe {name} does not apply"
+        output.say(f"\n{what}: {reason}")
     for reason in summary["problems"].values():
         output.warn(reason)
     for file in sorted([*run.folder.glob("report.html"), *run.folder.glob("figures/*.png")]):
