@@ -79,9 +79,9 @@ PROBES = (
     ProbeRef(
         "curvature",
         "largest and smallest eigenvalue of the loss Hessian",
-        ("largest", "smallest"),
+        ("largest", "smallest", "residual_largest", "residual_smallest"),
         "stagelens_probes.curvature:Curvature",
-        passes="1, and up to 60 Hessian-vector products",
+        passes="1, and up to 100 Hessian-vector products",
         default=False,
     ),
 )

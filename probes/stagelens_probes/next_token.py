@@ -35,7 +35,7 @@ def no_next_token(scene: Scene) -> str | None:
     if not is_causal(scene):
         return "the model is bidirectional: it sees the token it would have to predict"
     if scene.random_batch:
-        return "it was measured on random tokens, whose next token nothing predicts; give a batch of real text"
+        return "the batch is random tokens, whose next token nothing predicts; give a batch of real text"
     return None
 
 

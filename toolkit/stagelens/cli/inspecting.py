@@ -101,6 +101,8 @@ def show_summary(run: Run) -> None:
     compiling = run.manifest.compile_seconds
     aside = "" if compiling is None else f", {compiling:.1f} s of them compiling"
     output.say(f"{done} in {summary['seconds']:.1f} s on {summary['device']}{aside}\n")
+    if "measured_on" in summary["config"]:
+        output.say(f"measured on {summary['config']['measured_on']}\n")
     if summary["stages"]:
         rows = [[s["kind"], s["start"], s["end"], s["level"], s["drop"], s["name"]] for s in summary["stages"]]
         output.print_table(["stage", "start", "end", "level", "drop", "name"], rows, f"stages of {summary['metric']}")
