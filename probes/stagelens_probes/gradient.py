@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from stagelens import Probe, Reading
-from stagelens.probing import Omitted, Reduced
+from stagelens.probing import Reduced
 from stagelens.scene import Scene
 from stagelens_probes.attention import wide
 from stagelens_probes.norms import joint_norm, norm
@@ -68,7 +68,7 @@ class Gradient(Probe):
             return "no parameter of the model can be trained"
         return None
 
-    def readings(self, reduced: Reduced, scene: Scene) -> Iterable[Reading | Omitted]:  # noqa: ARG002
+    def readings(self, reduced: Reduced, scene: Scene) -> Iterable[Reading]:  # noqa: ARG002
         gradient = loss_gradient(scene)
         groups = parameter_groups(gradient)
         coords = {"group": list(groups)}
@@ -81,6 +81,4 @@ class Gradient(Probe):
             parts = along, sizes, {name: norm(values) for name, values in before.items()}
             cosines = [joint_cosine(*([part[name] for name in names] for part in parts)) for names in groups.values()]
             yield Reading("cosine", torch.stack(cosines), ("group",), coords)
-        else:
-            yield Omitted("cosine", "there is no measurement before the first")
         self.state = dict(gradient)

@@ -11,7 +11,7 @@ from stagelens.seeds import generator
 
 SEQUENCES = 8
 LONGEST = 64  # positions
-SHORTEST = 6  # positions: room for segments of two lengths, 2 and 3
+SHORTEST = 7  # positions: one of filler, and room for segments of two lengths, 2 and 3
 FEWEST_TOKENS = 4  # of the vocabulary: a segment of 3, and one token to fill with
 SCORES = ("prefix_matching", "previous_token", "duplicate_token")
 
@@ -31,12 +31,13 @@ class Repeats:
 def repeated_tokens(d_vocab: int, n_ctx: int, seed: int = 0) -> Repeats:
     """8 sequences of min(n_ctx, 64) random tokens, in each of which a segment of S tokens stands twice in a row.
 
-    S runs over all lengths from half of the longest to the longest one that fits (n_ctx / 2, and one less than the
-    vocabulary), each about equally often, in random order; the offset is uniform. The tokens of a segment are distinct
-    and the filler has none of them, so that each token of the second copy occurred exactly once before.
+    S runs over all lengths from half of the longest to the longest one that fits into the context and the vocabulary,
+    each about equally often, in random order. The offset is uniform, and at least 1: many heads attend to position 0,
+    whatever stands there. The tokens of a segment are distinct and the filler has none of them, so that each token of
+    the second copy occurred exactly once before.
     """
     size = min(n_ctx, LONGEST)
-    longest = min(size // 2, d_vocab - 1)
+    longest = min((size - 1) // 2, d_vocab - 1)
     stream = generator(seed, "induction")
     choices = torch.arange(max(2, longest // 2), longest + 1)
     choices = choices[torch.randperm(len(choices), generator=stream)]
@@ -46,8 +47,8 @@ def repeated_tokens(d_vocab: int, n_ctx: int, seed: int = 0) -> Repeats:
         order = torch.randperm(d_vocab, generator=stream)
         segment, rest = order[:S], order[S:]
         filler = [rest[torch.randperm(len(rest), generator=stream)] for _ in range(-(-(size - 2 * S) // len(rest)))]
-        filled = torch.cat([order[:0], *filler])[: size - 2 * S]
-        offset = int(torch.randint(size - 2 * S + 1, (), generator=stream))
+        filled = torch.cat(filler)[: size - 2 * S]
+        offset = int(torch.randint(1, size - 2 * S + 1, (), generator=stream))
         rows.append(torch.cat([filled[:offset], segment, segment, filled[offset:]]))
         offsets.append(offset)
     return Repeats(torch.stack(rows), length, torch.tensor(offsets))
