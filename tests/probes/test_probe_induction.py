@@ -202,7 +202,7 @@ def test_with_an_attention_sink_the_attention_itself_is_reported(sink):
     found = measured(model, "induction", tokens(d_vocab=30))
     for layer in range(2):
         pattern = cache["pattern", layer]
-        assert pattern.sum(-1).max() < 0.96
+        assert pattern.sum(-1).max() < 0.98
         previous = pattern.diagonal(-1, -2, -1).mean((0, 2))
         np.testing.assert_allclose(found["previous_token"][layer], previous.detach(), rtol=1e-5)
         by_row = [
