@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 from stagelens import Probe, Reading
-from stagelens.probing import Reduced, layers, stack_layers
+from stagelens.probing import Omitted, Reduced, layers, stack_layers
 from stagelens.scene import Scene, Site
 from stagelens_emergence.sequences import Examined, Located, Recalled, answering_pair
 from stagelens_probes.attention import wide
@@ -78,7 +78,7 @@ class KeyValue(Probe):
         pair = answering_pair(scene.batch.tokens)
         return {"copying": copying(activation, pair), "selecting": selecting(activation, pair)}
 
-    def readings(self, reduced: Reduced, scene: Scene) -> Iterable[Reading]:
+    def readings(self, reduced: Reduced, scene: Scene) -> Iterable[Reading | Omitted]:
         for name in ("copying", "selecting"):
             values = stack_layers([found[name] for found in reduced.values()])
             yield Reading(name, values, ("layer", "head"), {"layer": layers(reduced)})
@@ -86,3 +86,6 @@ class KeyValue(Probe):
             answer, logits = scene.batch.train_answer, scene.output_of(scene.batch.train_tokens)[:, -1]  # [n, token]
             yield Reading("train_loss", cross_entropy(logits, answer))
             yield Reading("train_accuracy", (logits.argmax(-1) == answer).float().mean())
+        else:
+            for name in ("train_loss", "train_accuracy"):
+                yield Omitted(name, "the batch has no sequences of the training distribution")

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from stagelens import Probe, Reading
-from stagelens.probing import Reduced
+from stagelens.probing import Omitted, Reduced
 from stagelens.scene import Scene
 from stagelens_emergence.theory import SHARE, plateau_length
 
@@ -49,7 +49,7 @@ class PlateauLength(Probe):
     def applies(self, scene: Scene) -> str | None:
         return None if scene.loss_function is not None else "no loss is known to wait for"
 
-    def readings(self, reduced: Reduced, scene: Scene) -> Iterable[Reading]:  # noqa: ARG002
+    def readings(self, reduced: Reduced, scene: Scene) -> Iterable[Reading | Omitted]:  # noqa: ARG002
         assert scene.loss is not None
         now = torch.tensor([float(scene.step), float(scene.loss)], dtype=torch.float64)
         state = self.state
@@ -63,3 +63,5 @@ class PlateauLength(Probe):
             state["before"] = now
         if "length" in state:
             yield Reading("steps", state["length"])
+        else:
+            yield Omitted("steps", "the loss has not fallen to a fifth of its start")

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from stagelens import Probe, Reading
-from stagelens.probing import Reduced
+from stagelens.probing import Omitted, Reduced
 from stagelens.scene import Scene
 from stagelens_recall.theory import head_start
 
@@ -25,11 +25,14 @@ class RecallCircuit(Probe):
             return None
         return "the model is not one of the recall plugin's"
 
-    def readings(self, reduced: Reduced, scene: Scene) -> Iterable[Reading]:  # noqa: ARG002
+    def readings(self, reduced: Reduced, scene: Scene) -> Iterable[Reading | Omitted]:  # noqa: ARG002
         model: Any = scene.model
         if hasattr(model, "beta"):
             heads = {"recall_head": list(range(1, len(model.beta) + 1))}
             yield Reading("beta", model.beta, ("recall_head",), heads)
             yield Reading("alpha", head_start(model.w), ("recall_head",), heads)
+            yield Omitted("coefficient", "the simplified model has no matrix Q^T K; it has beta and alpha instead")
         else:
+            for name in ("beta", "alpha"):
+                yield Omitted(name, "only the simplified model has beta and alpha; this one has `coefficient`")
             yield Reading("coefficient", model.coefficients(), ("query_slot", "key_slot"))

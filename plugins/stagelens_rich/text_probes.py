@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from stagelens import Probe, Reading
 from stagelens.probing import Reduced
 from stagelens.scene import Scene
+from stagelens_probes.norms import norm, row_norms
 
 SLOPE = ".attn.alibi_slope"
 Floats = NDArray[np.float64]
@@ -34,14 +35,14 @@ class PositionNorms(Probe):
         p = torch.stack([parameters[f"{block}{SLOPE}"] for block in blocks])  # [layer, head]
         kq = torch.stack(
             [
-                torch.cat([parameters[f"{block}.attn.{w}"].flatten(1) for w in ("W_K", "W_Q")], dim=1).norm(dim=1)
+                row_norms(torch.cat([parameters[f"{block}.attn.{w}"].flatten(1) for w in ("W_K", "W_Q")], dim=1))
                 for block in blocks
             ]
         )  # [layer, head]
         coords = {"layer": [int(block.rpartition(".")[2]) for block in blocks]}
         for name, values in (("p", p), ("kq", kq)):
             yield Reading(name, values, ("layer", "head"), coords)
-            yield Reading(f"all_{name}", values.norm())
+            yield Reading(f"all_{name}", norm(values))
 
 
 def half_time(steps: NDArray[np.number], values: Floats, start: float | None = None) -> float:

@@ -21,7 +21,12 @@ PROBES = (
     ProbeRef(
         "induction",
         "prefix matching, previous-token and duplicate-token attention, and copying, per head",
-        ("prefix_matching", "previous_token", "duplicate_token", "copying", "icl_score"),
+        (
+            *("prefix_matching", "prefix_matching_error", "prefix_matching_chance"),
+            *("previous_token", "previous_token_error", "previous_token_chance"),
+            *("duplicate_token", "duplicate_token_error", "duplicate_token_chance"),
+            *("copying", "icl_score"),
+        ),
         "stagelens_probes.induction:Induction",
         passes="1",
     ),
@@ -74,9 +79,9 @@ PROBES = (
     ProbeRef(
         "curvature",
         "largest and smallest eigenvalue of the loss Hessian",
-        ("largest", "smallest"),
+        ("largest", "smallest", "residual_largest", "residual_smallest"),
         "stagelens_probes.curvature:Curvature",
-        passes="1, and up to 60 Hessian-vector products",
+        passes="1, and up to 100 Hessian-vector products",
         default=False,
     ),
 )

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -12,22 +13,38 @@ from stagelens.probing import Reduced
 from stagelens.scene import Scene
 from stagelens.seeds import generator
 from stagelens_probes.attention import wide
+from stagelens_probes.norms import norm
 
-MOST_PRODUCTS = 60
-TOLERANCE = 1e-3  # of the larger of the two eigenvalues
+MOST_PRODUCTS = 100
+FEWEST_PRODUCTS = 30
+STABLE = 10  # further products in which neither end may move
+TOLERANCE = 1e-3  # of an end's own size: what counts as not moving
+FLOOR = 1e-5  # of the larger end: what is smaller than that is rounding in float32
 
 Operator = Callable[[Tensor], Tensor]
 
 
-def extreme_eigenvalues(operator: Operator, start: Tensor) -> tuple[Tensor, Tensor]:
-    """(largest, smallest) eigenvalue of a symmetric `operator` on vectors [n], by Lanczos from `start` [n].
+@dataclass(frozen=True)
+class Ends:
+    """The ends of a symmetric operator's spectrum, and the residual |H v - value v| of each with its unit vector v."""
 
-    Every new vector is made orthogonal to all before, twice, so that rounding brings no ghosts. It ends when
-    the residuals bound both errors by the tolerance, when the space is exhausted, or after 60 products.
+    largest: float
+    smallest: float
+    residual_largest: float
+    residual_smallest: float
+
+
+def extreme_eigenvalues(operator: Operator, start: Tensor) -> Ends:
+    """Ends of the spectrum of a symmetric `operator` on vectors [n], by Lanczos iteration from `start` [n].
+
+    A small residual says only that some eigenvalue is near, not that it is an end. The iteration therefore stops when
+    neither end has moved in the last 10 products (after 30 at least), when the space is exhausted, or after 100.
+    Every new vector is made orthogonal to all before, twice, so that rounding brings no ghosts.
     """
-    basis = [start / start.norm()]
+    basis = [start / norm(start)]
     diagonal: list[float] = []
     beside: list[float] = []
+    found: list[Ends] = []
     for _ in range(min(MOST_PRODUCTS, len(start))):
         image = operator(basis[-1])
         if not image.isfinite().all():
@@ -36,19 +53,35 @@ def extreme_eigenvalues(operator: Operator, start: Tensor) -> tuple[Tensor, Tens
         known = torch.stack(basis)  # [product, n]
         for _ in range(2):
             image = image - known.T @ (known @ image)
-        left = float(image.norm())
-        tridiagonal = torch.diag(torch.tensor(diagonal, dtype=torch.float64))
-        if beside:
-            off = torch.tensor(beside, dtype=torch.float64)
-            tridiagonal += torch.diag(off, 1) + torch.diag(off, -1)
-        values, vectors = torch.linalg.eigh(tridiagonal)
-        scale = float(values.abs().max())
-        error = left * float(vectors[-1, [0, -1]].abs().max())
-        if error <= TOLERANCE * scale or left <= 1e-7 * max(scale, torch.finfo(torch.float32).tiny):
+        left = float(norm(image))
+        found.append(ritz_ends(diagonal, beside, left))
+        scale = max(abs(found[-1].largest), abs(found[-1].smallest))
+        if left <= 1e-7 * scale or left == 0 or settled(found):
             break
         beside.append(left)
         basis.append(image / left)
-    return values[-1], values[0]
+    return found[-1]
+
+
+def ritz_ends(diagonal: list[float], beside: list[float], left: float) -> Ends:
+    """The ends of the tridiagonal matrix of a Lanczos iteration; `left` is the length of the next vector."""
+    tridiagonal = torch.diag(torch.tensor(diagonal, dtype=torch.float64))
+    if beside:
+        off = torch.tensor(beside, dtype=torch.float64)
+        tridiagonal += torch.diag(off, 1) + torch.diag(off, -1)
+    values, vectors = torch.linalg.eigh(tridiagonal)
+    low, high = (left * vectors[-1, [0, -1]].abs()).tolist()
+    return Ends(float(values[-1]), float(values[0]), high, low)
+
+
+def settled(found: Sequence[Ends]) -> bool:
+    """True if neither end has moved in the last products, and there were enough."""
+    if len(found) < max(FEWEST_PRODUCTS, STABLE + 1):
+        return False
+    now, before = found[-1], found[-1 - STABLE]
+    floor = FLOOR * max(abs(now.largest), abs(now.smallest))
+    pairs = ((now.largest, before.largest), (now.smallest, before.smallest))
+    return all(abs(new - old) <= max(TOLERANCE * abs(new), floor) for new, old in pairs)
 
 
 def hessian_operator(loss: Tensor, parameters: list[Tensor]) -> Operator:
@@ -72,7 +105,7 @@ class Curvature(Probe):
 
     name = "curvature"
     title = "largest and smallest eigenvalue of the loss Hessian"
-    gives = ("largest", "smallest")
+    gives = ("largest", "smallest", "residual_largest", "residual_smallest")
     passes = f"1, and up to {MOST_PRODUCTS} Hessian-vector products"
     default = False
 
@@ -89,6 +122,6 @@ class Curvature(Probe):
         start = torch.randn(size, generator=generator(0, "curvature"))
         with torch.enable_grad():
             operator = hessian_operator(scene.forward(scene.batch), parameters)
-            largest, smallest = extreme_eigenvalues(operator, start.to(wide(parameters[0])))
-        yield Reading("largest", largest)
-        yield Reading("smallest", smallest)
+            ends = extreme_eigenvalues(operator, start.to(wide(parameters[0])))
+        for name in self.gives:
+            yield Reading(name, getattr(ends, name))

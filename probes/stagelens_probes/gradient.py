@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Sequence
 
 import torch
 from torch import Tensor
@@ -11,6 +11,7 @@ from stagelens import Probe, Reading
 from stagelens.probing import Reduced
 from stagelens.scene import Scene
 from stagelens_probes.attention import wide
+from stagelens_probes.norms import joint_norm, norm
 
 
 def loss_gradient(scene: Scene) -> dict[str, Tensor]:
@@ -35,9 +36,20 @@ def parameter_groups(names: Iterable[str]) -> dict[str, list[str]]:
     return groups
 
 
-def inner(a: Mapping[str, Tensor], b: Mapping[str, Tensor], names: Iterable[str]) -> Tensor:
-    """Sum over the parameters `names` of <a, b>."""
-    return torch.stack([torch.sum(a[name] * b[name].to(a[name])) for name in names]).sum()
+def tensor_cosine(a: Tensor, b: Tensor) -> Tensor:
+    """<a, b> / |a| |b|, a scalar; 0 if either is 0. Both are normalized first: a product of tiny numbers underflows."""
+    return torch.sum(a / nonzero(norm(a)) * (b / nonzero(norm(b))))
+
+
+def joint_cosine(cosines: Sequence[Tensor], a: Sequence[Tensor], b: Sequence[Tensor]) -> Tensor:
+    """The cosine of two vectors in parts, from the parts' `cosines` and norms `a`, `b`, each a list of scalars."""
+    weights = [torch.stack(list(sizes)) / nonzero(joint_norm(sizes)) for sizes in (a, b)]
+    return (torch.stack(list(cosines)) * weights[0] * weights[1]).sum().clamp(-1, 1)
+
+
+def nonzero(size: Tensor) -> Tensor:
+    """`size`, or 1 instead of 0, to divide by."""
+    return torch.where(size == 0, 1.0, size)
 
 
 class Gradient(Probe):
@@ -60,12 +72,13 @@ class Gradient(Probe):
         gradient = loss_gradient(scene)
         groups = parameter_groups(gradient)
         coords = {"group": list(groups)}
-        norm = torch.stack([inner(gradient, gradient, names) for names in groups.values()]).sqrt()
-        yield Reading("norm", norm, ("group",), coords)
+        sizes = {name: norm(values) for name, values in gradient.items()}
+        norms = torch.stack([joint_norm(sizes[name] for name in names) for names in groups.values()])
+        yield Reading("norm", norms, ("group",), coords)
         if self.state:
-            before = torch.stack([inner(self.state, self.state, names) for names in groups.values()]).sqrt().to(norm)
-            along = torch.stack([inner(gradient, self.state, names) for names in groups.values()])
-            size = norm * before
-            cosine = torch.where(size > 0, along / size.where(size > 0, 1.0), 0.0).clamp(-1, 1)
-            yield Reading("cosine", cosine, ("group",), coords)
+            before = {name: self.state[name].to(values) for name, values in gradient.items()}
+            along = {name: tensor_cosine(values, before[name]) for name, values in gradient.items()}
+            parts = along, sizes, {name: norm(values) for name, values in before.items()}
+            cosines = [joint_cosine(*([part[name] for name in names] for part in parts)) for names in groups.values()]
+            yield Reading("cosine", torch.stack(cosines), ("group",), coords)
         self.state = dict(gradient)

@@ -10,38 +10,36 @@ from torch import Tensor
 from transformer_lens import FactoredMatrix
 
 from stagelens import Probe, Reading
-from stagelens.probing import DoesNotApply, layers, stack_layers
+from stagelens.probing import DoesNotApply, Omitted, layers, stack_layers
 from stagelens.scene import Scene, Site
-from stagelens.seeds import generator
-from stagelens_probes.attention import PATTERN, is_causal, normalized, wide
-from stagelens_probes.next_token import batch_losses, next_token_loss, no_logits
+from stagelens_probes.attention import PATTERN, normalized, wide
+from stagelens_probes.next_token import scored_losses
+from stagelens_probes.repeats import (
+    FEWEST_TOKENS,
+    LONGEST,
+    SCORES,
+    SHORTEST,
+    Repeats,
+    chance,
+    mean_and_error,
+    repeated_tokens,
+    sequence_scores,
+)
 
-SEQUENCES = 4
-LONGEST_HALF = 32
+FEWEST_POSITIONS = 4  # that a task must score for `icl_score`, which compares quarters of them
+ROUNDING = 0.01  # of a row's sum; 256 weights in bfloat16 are off by less
 
 
-def repeated_tokens(d_vocab: int, n_ctx: int, seed: int = 0) -> Tensor:
-    """[r_1..r_S, r_1..r_S] for 4 sequences of random tokens, int [4, 2S].
+def attention(pattern: Tensor, visible: Tensor) -> Tensor:
+    """The weights of `pattern` [sequence, head, query, key] on `visible` keys [query, key].
 
-    S is as large as n_ctx and the vocabulary allow, up to 32, and the tokens of a half are distinct: each
-    token of the second half has one earlier occurrence.
+    Softmax attention is given as it is, also if a sink takes a part of each row. Unnormalized (linear) attention, which
+    has negative weights or rows of more than 1, is given as |a| / sum |a|.
     """
-    half = min(n_ctx // 2, d_vocab, LONGEST_HALF)
-    stream = generator(seed, "induction")
-    halves = torch.stack([torch.randperm(d_vocab, generator=stream)[:half] for _ in range(SEQUENCES)])
-    return halves.repeat(1, 2)
-
-
-def pattern_scores(weights: Tensor) -> Tensor:
-    """weights [batch, head, query, key] on repeated tokens -> [head, 3]: prefix, previous, duplicate.
-
-    Each is a mean over batch and queries of the attention to one key. For a query q of the second half, whose
-    token stood at q - S before, the key is q - S + 1 (what came next) or q - S (the duplicate); for every
-    query but the first it is q - 1.
-    """
-    second = weights[:, :, weights.shape[-1] // 2 :]  # [batch, head, S, 2S]; row q - S
-    scores = (second.diagonal(1, -2, -1), weights.diagonal(-1, -2, -1), second.diagonal(0, -2, -1))
-    return torch.stack([score.mean((0, 2)) for score in scores], dim=-1)
+    weights = wide(pattern)
+    if (weights >= 0).all() and (weights.sum(-1) <= 1 + ROUNDING).all():
+        return weights
+    return normalized(pattern, visible)
 
 
 def copying_scores(around: Tensor, w_v: Tensor, w_o: Tensor) -> Tensor:
@@ -66,97 +64,119 @@ def icl_score(losses: Tensor) -> Tensor:
 
 
 class Induction(Probe):
-    """Where heads look on repeated random tokens, whether they copy, and what the model gains by context."""
+    """Where heads attend when random tokens repeat, whether they copy, and what the model gains by context."""
 
     name = "induction"
     title = "prefix matching, previous-token and duplicate-token attention, and copying, per head"
-    gives = ("prefix_matching", "previous_token", "duplicate_token", "copying", "icl_score")
+    gives = (*(f"{score}{part}" for score in SCORES for part in ("", "_error", "_chance")), "copying", "icl_score")
     passes = "1"
 
     def __init__(self, seed: int = 0) -> None:
         super().__init__()
         self.seed = seed
-        self._tokens: Tensor | None = None
+        self._repeats: Repeats | None = None
 
     def applies(self, scene: Scene) -> str | None:
-        cfg = getattr(scene.model, "cfg", None)
-        d_vocab, n_ctx = getattr(cfg, "d_vocab", None), getattr(cfg, "n_ctx", None)
-        if not d_vocab or d_vocab < 2:
+        if not (getattr(getattr(scene.model, "cfg", None), "d_vocab", None) or 0) > 1:
             return "the model has no vocabulary (cfg.d_vocab): there are no tokens to repeat"
-        if n_ctx is not None and n_ctx < 4:
-            return f"the context is too short to repeat anything: n_ctx = {n_ctx}, and 4 is the least"
         if not scene.sites(PATTERN):
             return f"the model has no hook {PATTERN!r}"
         return None
 
-    def tokens(self, scene: Scene) -> Tensor:
-        """The repeated tokens, int [batch, position], on the model's device; drawn once."""
-        if self._tokens is None:
+    def repeats(self, scene: Scene) -> Repeats:
+        """The sequences that repeat, on the model's device; drawn once."""
+        if self._repeats is None:
             cfg: Any = scene.model.cfg
-            self._tokens = repeated_tokens(cfg.d_vocab, getattr(cfg, "n_ctx", None) or 2 * LONGEST_HALF, self.seed)
+            self._repeats = repeated_tokens(cfg.d_vocab, getattr(cfg, "n_ctx", None) or LONGEST, self.seed)
         parameter = next(scene.model.parameters(), None)
-        return self._tokens if parameter is None else self._tokens.to(parameter.device)
+        return self._repeats if parameter is None else self._repeats.to(parameter.device)
 
-    def readings(self, reduced: Any, scene: Scene) -> Iterable[Reading]:  # noqa: ARG002
-        tokens = self.tokens(scene)
-        scores, output = self._attention(tokens, scene)  # {site: [head, 3]}
-        coords = {"layer": layers(scores)}
-        for name, values in zip(self.gives, stack_layers(scores).unbind(-1), strict=False):
-            yield Reading(name, values, ("layer", "head"), coords)
-        if (copying := _copying(scene, list(scores))) is not None:
-            yield Reading("copying", copying, ("layer", "head"), coords)
-        if (losses := _losses(scene, tokens, output)) is not None:
-            yield Reading("icl_score", icl_score(losses))
+    def readings(self, reduced: Any, scene: Scene) -> Iterable[Reading | Omitted]:  # noqa: ARG002
+        if reason := _too_small(scene):
+            yield from (Omitted(name, reason) for name in SCORES)
+        else:
+            yield from self._scores(scene)
+        yield _copying(scene)
+        yield _icl_score(scene)
 
-    def _attention(self, tokens: Tensor, scene: Scene) -> tuple[dict[Site, Tensor], Any]:
-        """One pass over `tokens`: the scores at each site, and the model's output."""
-        scores: dict[Site, Tensor] = {}
+    def _scores(self, scene: Scene) -> Iterable[Reading]:
+        found = self._attention(self.repeats(scene), scene)
+        coords = {"layer": layers(found)}
+        mean, error = (stack_layers([parts[i] for parts in found.values()]) for i in (0, 1))  # [layer, head, score]
+        uniform = torch.stack([parts[2] for parts in found.values()])  # [layer, score]
+        for i, name in enumerate(SCORES):
+            yield Reading(name, mean[..., i], ("layer", "head"), coords)
+            yield Reading(f"{name}_error", error[..., i], ("layer", "head"), coords)
+            yield Reading(f"{name}_chance", uniform[..., i], ("layer",), coords)
+
+    def _attention(self, repeats: Repeats, scene: Scene) -> dict[Site, tuple[Tensor, Tensor, Tensor]]:
+        """One pass over the sequences: at each site the scores, their standard errors [head, score], and chance."""
+        found: dict[Site, tuple[Tensor, Tensor, Tensor]] = {}
+        n, size = repeats.tokens.shape
 
         def score_at(site: Site) -> Any:
             def score(pattern: Tensor, hook: Any) -> None:  # noqa: ARG001  TransformerLens passes it by name
-                if pattern.shape[-2:] != (tokens.shape[1], tokens.shape[1]):
+                if pattern.shape[0] not in (1, n) or pattern.shape[-2:] != (size, size):
                     raise DoesNotApply(
-                        f"{site.name!r} has shape {tuple(pattern.shape)} on {tokens.shape[1]} tokens; "
+                        f"{site.name!r} has shape {tuple(pattern.shape)} on {size} tokens; "
                         f"a query and a key at every token are needed"
                     )
-                scores[site] = pattern_scores(normalized(pattern, scene.visible(pattern, site.layer)))
+                visible = scene.visible(pattern, site.layer)
+                weights = attention(pattern, visible).expand(n, *pattern.shape[1:])
+                found[site] = (*mean_and_error(sequence_scores(weights, repeats)), chance(visible, repeats))
 
             return score
 
         sites = scene.sites(PATTERN)
         try:
             with scene.model.hooks(fwd_hooks=[(site.name, score_at(site)) for site in sites]):
-                output = scene.model(tokens)
+                scene.model(repeats.tokens)
         except DoesNotApply:
             raise
         except Exception as error:
             reason = f"{type(error).__name__}: {' '.join(str(error).split())}"
-            raise DoesNotApply(f"the model does not run on {list(tokens.shape)} repeated tokens ({reason})") from error
-        return scores, output
+            raise DoesNotApply(f"the model does not run on {[n, size]} repeated tokens ({reason})") from error
+        return found
 
 
-def _copying(scene: Scene, sites: list[Site]) -> Tensor | None:
-    """`copying_scores`, [layer, head]; None where a matrix is missing or the outcomes are not the tokens."""
+def _too_small(scene: Scene) -> str | None:
+    """Why no segment of two lengths can repeat in the model's context, or None if it can."""
+    cfg: Any = scene.model.cfg
+    n_ctx = getattr(cfg, "n_ctx", None) or LONGEST
+    if n_ctx < SHORTEST:
+        return f"the context is too short to repeat segments of two lengths: n_ctx = {n_ctx}, {SHORTEST} is the least"
+    if cfg.d_vocab < FEWEST_TOKENS:
+        return f"{cfg.d_vocab} tokens are too few to repeat segments of two lengths: {FEWEST_TOKENS} is the least"
+    return None
+
+
+def _copying(scene: Scene) -> Reading | Omitted:
+    """`copying_scores`, [layer, head]; omitted if a matrix is missing or the outcomes are not the tokens."""
+    sites = scene.sites(PATTERN)
     modules = dict(scene.model.named_modules())
     attentions = [modules.get(site.name.rpartition(".")[0]) for site in sites]
-    w_e, w_u = (getattr(scene.model, name, None) for name in ("W_E", "W_U"))
-    w_v, w_o = ([getattr(attention, name, None) for attention in attentions] for name in ("W_V", "W_O"))
-    if any(w is None for w in (w_e, w_u, *w_v, *w_o)):
-        return None
-    if w_u.shape[1] != w_e.shape[0]:  # type: ignore[union-attr]
-        return None
-    around = wide(w_u @ w_e)  # type: ignore[operator]
-    return stack_layers([copying_scores(around, v, o) for v, o in zip(w_v, w_o, strict=True)])  # type: ignore[arg-type]
+    named = {name: getattr(scene.model, name, None) for name in ("W_E", "W_U")}
+    heads = {name: [getattr(attention, name, None) for attention in attentions] for name in ("W_V", "W_O")}
+    given = {name: [w] for name, w in named.items()} | heads
+    if missing := [name for name, weights in given.items() if any(w is None for w in weights)]:
+        return Omitted("copying", f"the model has no {', '.join(missing)}")
+    w_e, w_u = named.values()
+    if w_u.shape[1] != w_e.shape[0]:
+        return Omitted("copying", f"the model's {w_u.shape[1]} outcomes are not its {w_e.shape[0]} tokens")
+    around = wide(w_u @ w_e)
+    scores = [copying_scores(around, v, o) for v, o in zip(*heads.values(), strict=True)]
+    return Reading("copying", stack_layers(scores), ("layer", "head"), {"layer": layers(dict.fromkeys(sites))})
 
 
-def _losses(scene: Scene, repeated: Tensor, repeated_output: Any) -> Tensor | None:
-    """Next-token losses [position]: of the batch where it has them, else of the repeated tokens, or None."""
+def _icl_score(scene: Scene) -> Reading | Omitted:
+    """`icl_score` of the positions that the task scores; omitted if they are few, or no next tokens are predicted."""
     try:
-        losses = batch_losses(scene)
-        if len(losses) >= 2:
-            return losses
-    except DoesNotApply:
-        pass
-    if is_causal(scene) and no_logits(repeated_output, repeated) is None:
-        return next_token_loss(repeated_output, repeated)
-    return None
+        positions, losses = scored_losses(scene)
+    except DoesNotApply as reason:
+        return Omitted("icl_score", str(reason))
+    if len(positions) < FEWEST_POSITIONS:
+        scored = f"the task scores {len(positions)} position{'s' * (len(positions) > 1)}"
+        return Omitted(
+            "icl_score", f"{scored}, and at least {FEWEST_POSITIONS} are needed to compare late with early ones"
+        )
+    return Reading("icl_score", icl_score(losses))

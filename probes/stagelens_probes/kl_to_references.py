@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from stagelens import Probe, Reading
+from stagelens.errors import UsageError
 from stagelens.probing import DoesNotApply, Reduced
 from stagelens.scene import Scene
 from stagelens_probes.attention import wide
@@ -45,18 +46,43 @@ class KLToReferences(Probe):
             log_p = reference(name, predict, scene)
             log_p = scored(log_p, scene) if log_p.shape == scene.output.shape else log_p
             if log_p.shape != log_q.shape:
-                raise ValueError(
+                raise UsageError(
                     f"reference {name!r} gave shape {tuple(log_p.shape)}; expected the output's "
                     f"{tuple(scene.output.shape)}, or its scored positions' {tuple(log_q.shape)}"
                 )
+            scene.constant(("checked", name), lambda name=name, log_p=log_p: check_reference(name, log_p))
             values.append(kl_divergence(log_p.to(log_q), log_q))
         yield Reading("kl", torch.stack(values), ("reference",), {"reference": list(scene.references)})
+
+
+def check_reference(name: str, log_p: Tensor) -> None:
+    """Raises UsageError unless exp(log_p) [..., outcome] sums to 1 over the outcomes; under `torch.vmap` it cannot."""
+    total = wide(log_p).exp().sum(-1)
+    off = (total - 1).abs().max()
+    if _all(off <= (1e-3 if log_p.dtype in (torch.float32, torch.float64) else 2e-2)):
+        return
+    probabilities = _all((log_p >= 0) & (log_p <= 1)) and _all((log_p.sum(-1) - 1).abs() < 1e-3)
+    hint = "these are probabilities: return their logarithm" if probabilities else "return log-probabilities"
+    raise UsageError(
+        f"reference {name!r}: exp of what it gives sums to {float(total.flatten()[0]):.4g} over the "
+        f"{log_p.shape[-1]} outcomes, and 1 was expected; {hint}"
+    )
+
+
+def _all(condition: Tensor) -> bool:
+    """True if every entry is true. Returns True under `torch.vmap`, where values cannot be inspected."""
+    try:
+        return bool(condition.all())
+    except RuntimeError:
+        return True
 
 
 def reference(name: str, predict: Callable[[Any], Tensor], scene: Scene) -> Tensor:
     """What `predict` says about the batch; said once where that is not too much to keep."""
     key = ("reference", name)
     log_p: Tensor = scene.constants[key] if key in scene.constants else predict(scene.batch)
+    if not isinstance(log_p, Tensor):
+        raise UsageError(f"reference {name!r} gave a {type(log_p).__name__}; expected a tensor of log-probabilities")
     if log_p.numel() <= MOST_KEPT:
         scene.constants[key] = log_p
     return log_p

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from stagelens import Probe, Reading
-from stagelens.probing import DoesNotApply, Reduced
+from stagelens.probing import Reduced
 from stagelens.scene import Scene
-from stagelens_probes.next_token import batch_losses, no_next_token
+from stagelens_probes.next_token import no_next_token, scored_losses
 
 
 class LossByPosition(Probe):
@@ -21,9 +21,5 @@ class LossByPosition(Probe):
         return no_next_token(scene)
 
     def readings(self, reduced: Reduced, scene: Scene) -> Iterable[Reading]:  # noqa: ARG002
-        losses = batch_losses(scene)  # [position]
-        scored = range(scene.output.shape[1])[scene.queries]
-        positions = [position for position in scored if position < len(losses)]
-        if not positions:
-            raise DoesNotApply("no scored position has a next token in the batch")
-        yield Reading("loss", losses[positions], ("position",), {"position": positions})
+        positions, losses = scored_losses(scene)
+        yield Reading("loss", losses, ("position",), {"position": positions})

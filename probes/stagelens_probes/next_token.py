@@ -1,16 +1,20 @@
-"""What probes of next-token prediction share: the batch's tokens and the loss at each position."""
+"""What probes of next-token prediction share: the batch's tokens and the loss at each scored position."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
+import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 from stagelens.probing import DoesNotApply
 from stagelens.scene import Scene
 from stagelens_probes.attention import is_causal, wide
+
+AGREE = {torch.float64: 1e-6, torch.float32: 1e-4}  # relative; 2e-2 in half precision
 
 
 def batch_tokens(batch: Any) -> Tensor | None:
@@ -30,34 +34,62 @@ def no_next_token(scene: Scene) -> str | None:
         return f"the batch has {tokens.shape[1]} position: there is no next token to predict"
     if not is_causal(scene):
         return "the model is bidirectional: it sees the token it would have to predict"
+    if scene.random_batch:
+        return "the batch is random tokens, whose next token nothing predicts; give a batch of real text"
     return None
 
 
-def no_logits(output: Any, tokens: Tensor) -> str | None:
-    """Why `output` is not logits [batch, position, token] of the tokens, or None where it is."""
+def no_logits(scene: Scene, tokens: Tensor) -> str | None:
+    """Why the output is not logits [batch, position, token] of the tokens, or None where it is."""
+    output = scene.output
     if not isinstance(output, Tensor) or output.ndim != 3 or len(output) != len(tokens):
         return "the model's output is not logits [batch, position, token]"
     if output.shape[-1] <= int(tokens.max()):
         return f"the model has {output.shape[-1]} outcomes, fewer than there are tokens"
+    shapes = f"the output has {output.shape[1]} positions for {tokens.shape[1]} tokens"
+    if output.shape[1] > tokens.shape[1]:
+        return f"{shapes}: which tokens they predict is not known"
+    if scene.loss_function is None and output.shape[1] < tokens.shape[1]:
+        return f"{shapes}, and no loss is known to tell which tokens they predict: give the recorder loss="
     return None
 
 
-def batch_losses(scene: Scene) -> Tensor:
-    """`next_token_loss` of the shared pass, computed once for all probes that ask; says why where there is none."""
+def scored_losses(scene: Scene) -> tuple[list[int], Tensor]:
+    """The scored positions t of the batch that have a next token, and the loss at each; raises DoesNotApply.
+
+    The losses [position] are means over the batch of -log p(token t + 1 | tokens to t) in nats. Their mean is the
+    loss that the recorder records: if it is not, the tokens were paired with the wrong logits, and nothing is given.
+    """
+    return scene.once(scene.output, "next-token losses", lambda: _scored_losses(scene))
+
+
+def _scored_losses(scene: Scene) -> tuple[list[int], Tensor]:
     tokens = batch_tokens(scene.batch)
-    reason = no_next_token(scene) or (no_logits(scene.output, tokens) if tokens is not None else None)
+    reason = no_next_token(scene) or (no_logits(scene, tokens) if tokens is not None else None)
     if reason or tokens is None:
         raise DoesNotApply(str(reason))
-    return scene.once(scene.output, "next-token loss", lambda: next_token_loss(scene.output, tokens))
+    n_logits, n_tokens = scene.output.shape[1], tokens.shape[1]
+    n_inputs = n_tokens if n_logits == n_tokens else n_tokens - 1  # fewer logits belong to the last inputs
+    first = n_inputs - n_logits
+    positions = [t for t in range(n_inputs)[scene.queries] if first <= t < n_tokens - 1]
+    if not positions:
+        raise DoesNotApply("no scored position has a next token in the batch")
+    logits = wide(scene.output[:, [t - first for t in positions]])  # [batch, position, token]
+    targets = tokens[:, [t + 1 for t in positions]].long()
+    losses = cross_entropy(logits.transpose(1, 2), targets, reduction="none").mean(0)
+    if scene.loss is not None:
+        _compare(losses.mean(), scene.loss, scene.output.dtype)
+    return positions, losses
 
 
-def next_token_loss(logits: Tensor, tokens: Tensor) -> Tensor:
-    """[position]: mean over the batch of -log p(token t+1 | tokens to t) in nats, wherever there is a t+1.
-
-    logits: [batch, position, token]; tokens: [batch, position]. Logits as many as tokens belong to each token, and the
-    last of them has no target. Fewer logits belong to the last tokens: a model may predict only the end of a sequence.
-    """
-    if logits.shape[1] >= tokens.shape[1]:
-        logits = logits[:, : tokens.shape[1] - 1]
-    targets = tokens[:, -logits.shape[1] :].long()
-    return cross_entropy(wide(logits).transpose(1, 2), targets, reduction="none").mean(0)
+def _compare(mean: Tensor, loss: Tensor, dtype: torch.dtype) -> None:
+    """Raises DoesNotApply unless the `mean` of the losses by position is the recorded `loss`."""
+    found, recorded = float(mean), float(loss)
+    near = max(AGREE.get(dtype, 2e-2), AGREE.get(loss.dtype, 2e-2))
+    if math.isnan(found) and math.isnan(recorded):
+        return
+    if not math.isclose(found, recorded, rel_tol=near, abs_tol=near / 100):
+        raise DoesNotApply(
+            f"the next-token loss at the scored positions is {found:.5g} on average, but the recorded loss is "
+            f"{recorded:.5g}: the loss pairs logits and tokens, or weights them, in another way"
+        )

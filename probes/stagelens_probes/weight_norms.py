@@ -6,12 +6,11 @@ from collections.abc import Iterable
 
 import torch
 from torch import Tensor
-from torch.linalg import vector_norm
 
 from stagelens import Probe, Reading
-from stagelens.probing import Reduced
+from stagelens.probing import Omitted, Reduced
 from stagelens.scene import Scene
-from stagelens_probes.attention import wide
+from stagelens_probes.norms import norm, row_norms
 
 HEAD_PARAMETERS = {"W_Q", "W_K", "W_V", "W_O", "b_Q", "b_K", "b_V"}  # TransformerLens' names
 
@@ -39,12 +38,14 @@ class WeightNorms(Probe):
     def applies(self, scene: Scene) -> str | None:
         return None if next(scene.model.parameters(), None) is not None else "the model has no parameters"
 
-    def readings(self, reduced: Reduced, scene: Scene) -> Iterable[Reading]:  # noqa: ARG002
+    def readings(self, reduced: Reduced, scene: Scene) -> Iterable[Reading | Omitted]:  # noqa: ARG002
         parameters = dict(scene.model.named_parameters())
-        norms = torch.stack([vector_norm(wide(p)) for p in parameters.values()])
+        norms = torch.stack([norm(p) for p in parameters.values()])
         yield Reading("norm", norms, ("parameter",), {"parameter": list(parameters)})
 
         heads = {name: p for name, p in parameters.items() if has_heads(name, p, scene)}
         if heads:
-            per_head = torch.stack([vector_norm(wide(p).flatten(1), dim=1) for p in heads.values()])
+            per_head = torch.stack([row_norms(p) for p in heads.values()])
             yield Reading("head_norm", per_head, ("head_parameter", "head"), {"head_parameter": list(heads)})
+        else:
+            yield Omitted("head_norm", "no parameter has a row for each head (cfg.n_heads)")

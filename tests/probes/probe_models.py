@@ -112,7 +112,7 @@ def measured(model: Any, probe: Any, batch: Any = 0, **options: Any) -> dict[str
     """The readings of one probe, by their short names; a probe that fails or does not apply fails the test."""
     recorder = sl.Recorder(model, probes=[probe], batch=batch, **options)
     readings = recorder.measure(0)
-    assert not recorder.problems and not recorder.skipped, (recorder.problems, recorder.skipped)
+    assert not recorder.problems and recorder.probes, (recorder.problems, recorder.skipped)
     return {r.name.partition("/")[2]: r.values for r in readings if "/" in r.name}
 
 
@@ -122,3 +122,12 @@ def refusal(model: Any, probe: Any, batch: Any = 0, **options: Any) -> str:
     recorder.measure(0)
     assert not recorder.problems and len(recorder.skipped) == 1, (recorder.problems, recorder.skipped)
     return next(iter(recorder.skipped.values()))
+
+
+def omissions(model: Any, probe: str, batch: Any = 0, **options: Any) -> tuple[set[str], dict[str, str]]:
+    """The short names of the readings that a probe gives, and the reasons of those that it omits."""
+    recorder = sl.Recorder(model, probes=[probe], batch=batch, **options)
+    readings = recorder.measure(0)
+    assert not recorder.problems and probe in recorder.probes, (recorder.problems, recorder.skipped)
+    given = {r.name.partition("/")[2] for r in readings if "/" in r.name}
+    return given, {name.removeprefix(f"{probe}/"): reason for name, reason in recorder.skipped.items()}

@@ -16,9 +16,13 @@ from transformer_lens import HookedRootModule
 from transformer_lens.hook_points import HookPoint
 
 import stagelens as sl
+from stagelens.batches import eval_batch
+from stagelens.config import make_config
 from stagelens.probing import Omitted
 from stagelens.scene import Site
-from stagelens_probes.curvature import extreme_eigenvalues
+from stagelens.training import Training
+from stagelens_emergence.regression import Regression
+from stagelens_probes.curvature import extreme_eigenvalues, hessian_operator
 from stagelens_probes.head_ablation import HeadAblation
 
 
@@ -149,23 +153,93 @@ def test_curvature_is_the_ends_of_the_hessians_spectrum():
     assert found["smallest"] == pytest.approx(eigenvalues[0].item(), abs=2e-3 * scale)
 
 
+SHRUNK = ["T=6", "d=2", "layers=2", "heads=2", "d_model=6", "d_head=2", "mlp_factor=1", "eval_size=16"]
+
+
+@pytest.mark.parametrize("lr", [0.003, 0.01, 0.03])
+@pytest.mark.parametrize("seed", range(2))
+def test_curvature_of_briefly_trained_models_is_that_of_the_dense_hessian(lr, seed):
+    """Four training lengths each: 24 models. Their spectra have a large positive end and a small negative one."""
+    task = Regression(make_config(Regression.Config, Regression.presets, "quick", [*SHRUNK, f"lr={lr}"]), seed)
+    training, batch = Training(task), eval_batch(task)
+    done = 0
+    for steps in (0, 20, 80, 200):
+        for step in range(done, steps):
+            training.advance(step)
+        done = steps
+        model = training.model.eval()
+        found = measured(model, "curvature", batch, task=task)
+        parameters = [p for p in model.parameters() if p.requires_grad]
+        times = torch.vmap(hessian_operator(task.loss(model, batch), parameters))
+        hessian = times(torch.eye(sum(p.numel() for p in parameters))).double()
+        model.train()
+        expected = torch.linalg.eigvalsh((hessian + hessian.T) / 2)
+        floor = 1e-4 * expected.abs().max().item()
+        assert found["largest"] == pytest.approx(expected[-1].item(), rel=1e-2, abs=floor)
+        assert found["smallest"] == pytest.approx(expected[0].item(), rel=1e-2, abs=floor)
+        assert found["residual_largest"] <= 0.1 * abs(found["largest"])
+
+
+def test_curvature_of_a_larger_model_is_that_of_arpack():
+    task = Regression(make_config(Regression.Config, Regression.presets, "quick", ["T=8", "eval_size=16"]), 0)
+    training, batch = Training(task), eval_batch(task)
+    for step in range(60):
+        training.advance(step)
+    model = training.model.eval()
+    found = measured(model, "curvature", batch, task=task)
+    parameters = [p for p in model.parameters() if p.requires_grad]
+    times, n = hessian_operator(task.loss(model, batch), parameters), sum(p.numel() for p in parameters)
+    of = lambda v: times(torch.tensor(v.ravel(), dtype=torch.float32)).double().numpy()  # noqa: E731
+    operator = scipy.sparse.linalg.LinearOperator((n, n), matvec=of, dtype=np.float64)
+    expected = np.sort(scipy.sparse.linalg.eigsh(operator, k=2, which="BE", tol=1e-4, return_eigenvectors=False))
+    np.testing.assert_allclose([found["smallest"], found["largest"]], expected, rtol=1e-2)
+
+
+def test_lanczos_does_not_stop_at_an_inner_eigenvalue():
+    """Many eigenvalues near 0, a large one, and a single negative one that shows late."""
+    values = torch.cat([torch.linspace(0, 1e-3, 900), torch.linspace(0.1, 40, 20), torch.tensor([-0.15])]).double()
+    for seed in range(5):
+        start = torch.randn(len(values), generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+        ends = extreme_eigenvalues(lambda v: values * v, start)
+        assert ends.smallest == pytest.approx(-0.15, rel=1e-2) and ends.largest == pytest.approx(40, rel=1e-3)
+
+
+@pytest.mark.parametrize("scale", [1e-23, 1e-30, 1.0, 1e25])
+def test_tiny_and_huge_gradients_have_their_norm_and_cosine(scale):
+    """In float32 the square of 1e-23 is 0, and that of 1e25 infinite."""
+    model = transformer()
+    loss = lambda model, batch: next_token_loss(model, batch) * scale  # noqa: E731
+    plain = sl.Recorder(transformer(), probes=["gradient"], batch=tokens(), loss=next_token_loss)
+    scaled = sl.Recorder(model, probes=["gradient"], batch=tokens(), loss=loss)
+    for step in range(2):
+        for recorder in (plain, scaled):
+            recorder.measure(step)
+            with torch.no_grad():
+                for parameter in recorder.scene.model.parameters():
+                    parameter += 0.05 * torch.randn(parameter.shape, generator=torch.Generator().manual_seed(1))
+    expected, found = (recorder.timeline for recorder in (plain, scaled))
+    np.testing.assert_allclose(found["gradient/norm"], expected["gradient/norm"] * scale, rtol=1e-3)
+    np.testing.assert_allclose(found["gradient/cosine"], expected["gradient/cosine"], atol=1e-3)
+    assert expected["gradient/norm"].min() > 0 and (expected["gradient/cosine"][1] < 0.999).any()
+
+
 @pytest.mark.parametrize("n", [1, 2, 5, 300])
 def test_lanczos_agrees_with_scipy(n):
     matrix = torch.randn(n, n, dtype=torch.float64, generator=torch.Generator().manual_seed(n))
     matrix = matrix + matrix.T
-    largest, smallest = extreme_eigenvalues(lambda v: matrix @ v, torch.ones(n, dtype=torch.float64))
+    ends = extreme_eigenvalues(lambda v: matrix @ v, torch.ones(n, dtype=torch.float64))
     if n < 6:
         expected = np.linalg.eigvalsh(matrix.numpy())
     else:
         expected = np.sort(scipy.sparse.linalg.eigsh(matrix.numpy(), k=2, which="BE", return_eigenvectors=False))
-    np.testing.assert_allclose([smallest, largest], expected[[0, -1]], rtol=2e-3)
+    np.testing.assert_allclose([ends.smallest, ends.largest], expected[[0, -1]], rtol=2e-3)
 
 
 def test_lanczos_ends_where_the_operator_does():
     zero = extreme_eigenvalues(torch.zeros_like, torch.ones(5))
-    assert [float(value) for value in zero] == [0, 0]
+    assert (zero.largest, zero.smallest) == (0, 0)
     identity = extreme_eigenvalues(lambda v: 3 * v, torch.ones(5))
-    assert [float(value) for value in identity] == pytest.approx([3, 3])
+    assert (identity.largest, identity.smallest) == pytest.approx((3, 3))
 
 
 def test_curvature_of_a_loss_without_curvature_is_zero():

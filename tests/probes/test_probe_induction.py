@@ -11,20 +11,26 @@ from probe_models import (
     Written,
     measured,
     next_token_loss,
+    omissions,
     refusal,
     squared_loss,
     tokens,
     transformer,
 )
-from transformer_lens import FactoredMatrix
+from transformer_lens import FactoredMatrix, HookedTransformer, HookedTransformerConfig
 from transformer_lens.head_detector import detect_head
 
 import stagelens as sl
-from stagelens_probes.induction import Induction, copying_scores, icl_score, repeated_tokens
+from stagelens.batches import eval_batch
+from stagelens.config import make_config
+from stagelens_markov.tasks import Full
+from stagelens_probes.induction import Induction, copying_scores, icl_score
+from stagelens_probes.repeats import repeated_tokens
 
-V, P = 8, 20  # tokens, positions: S = 8, and TransformerLens' detector wants sequences shorter than n_ctx
-HALF = V
+V, P = 64, 66  # tokens, positions: TransformerLens' detector wants sequences shorter than n_ctx, and ours have 64
 SHARP = 1e4  # attention scores are 0 or so large that softmax is one-hot to the last digit
+SCORES = ("prefix_matching", "previous_token", "duplicate_token")
+SIZES = [(7, 4), (7, 9), (8, 5), (8, 100), (9, 20), (11, 6), (16, 7), (16, 50), (17, 12), (27, 7), (64, 99), (200, 40)]
 
 
 @pytest.fixture(scope="module")
@@ -67,64 +73,143 @@ def readings(model):
     return measured(model, "induction", torch.zeros(1, 4, dtype=torch.long))
 
 
-def uniform(queries: range) -> float:
-    """Mean over queries of 1 / visible keys."""
-    return float(np.mean([1 / (q + 1) for q in queries]))
-
-
 def test_the_heads_are_what_they_were_built_to_be(readings):
-    second_half = range(HALF, 2 * HALF)
-    # Position 0 reads itself as its own previous token, so the first repeated token finds two places: 1 and 0.
-    np.testing.assert_allclose(
-        readings["prefix_matching"], [[0, 0], [(HALF - 0.5) / HALF, uniform(second_half)]], atol=1e-6
-    )
+    uniform = float(readings["prefix_matching_chance"][0])
+    np.testing.assert_allclose(readings["prefix_matching"], [[0, 0], [1, uniform]], atol=1e-6)
+    np.testing.assert_allclose(readings["duplicate_token"], [[0, 0.5], [0, uniform]], atol=1e-6)  # itself, and it
     assert readings["previous_token"][0, 0] == pytest.approx(1)
-    assert readings["previous_token"][1, 1] == pytest.approx(uniform(range(1, 2 * HALF)))
-    # Equal tokens: the query itself and its duplicate, half each. Of the induction head: place 0, as above.
-    np.testing.assert_allclose(readings["duplicate_token"], [[0, 0.5], [0.5 / HALF, uniform(second_half)]], atol=1e-6)
+    assert readings["previous_token"][1, 1] == pytest.approx(np.mean([1 / (q + 1) for q in range(1, 64)]), rel=1e-5)
     # W_V W_O is 0 in token space, 0, 10 and -1 times the identity.
     np.testing.assert_allclose(readings["copying"], [[0, 0], [1, -1]], atol=1e-6)
 
 
 @pytest.mark.parametrize(
-    ("reading", "detector", "queries"),
+    ("reading", "detector"),
     [
-        ("prefix_matching", "induction_head", HALF),
-        ("duplicate_token", "duplicate_token_head", HALF),
-        ("previous_token", "previous_token_head", 2 * HALF - 1),
+        ("prefix_matching", "induction_head"),
+        ("duplicate_token", "duplicate_token_head"),
+        ("previous_token", "previous_token_head"),
     ],
 )
 @pytest.mark.parametrize("trained", [True, False], ids=["built", "random"])
-def test_it_agrees_with_the_head_detector(model, monkeypatch, reading, detector, queries, trained):
-    """The detector divides by all n = 2S queries of the sequence, ours by the m queries that have such a key.
+def test_it_agrees_with_the_head_detector(model, monkeypatch, reading, detector, trained):
+    """The detector divides by all n queries of the sequence, ours by the m queries that have such a key.
 
     Each row of attention sums to 1 and each of the m rows names one key, so with our mean attention a on it
     "mul" = sum of attention on the keys / sum of attention = a m / n, and
     "abs" = 1 - sum |attention - named| / n: a row that names a key is off by 2 (1 - a), one that names none by 1, so
             1 - (2 m (1 - a) + n - m) / n = (m / n) (2 a - 1), which the detector rounds to three digits.
+    The vocabulary is large enough for all filler to be distinct, so that only the segment repeats.
     """
     model = model if trained else transformer(d_vocab=V, n_ctx=P, init_scale=5.0)
-    ours = measured(model, "induction", torch.zeros(1, 4, dtype=torch.long))[reading]
-    n, m = 2 * HALF, queries
-    found = {"mul": [], "abs": []}
-    for row in repeated_tokens(V, P):
+    ours = measured(model, "induction", tokens(d_vocab=V))
+    drawn, by_mul, by_abs = repeated_tokens(V, P), [], []
+    for row, length in zip(drawn.tokens, drawn.length.tolist(), strict=True):
         monkeypatch.setattr(model, "to_tokens", lambda text, row=row: row[None])  # there is no tokenizer
-        for measure, scores in found.items():
-            scores.append(detect_head(model, "", detector, error_measure=measure))
-    mul, absolute = (torch.stack(found[measure]).mean(0).numpy() for measure in ("mul", "abs"))
-    np.testing.assert_allclose(mul, ours * m / n, atol=1e-6)
-    np.testing.assert_allclose(absolute, m / n * (2 * ours - 1), atol=5.1e-4)
+        m, n = (len(row) - 1 if reading == "previous_token" else length), len(row)
+        by_mul.append(detect_head(model, "", detector, error_measure="mul") * n / m)
+        by_abs.append((detect_head(model, "", detector, error_measure="abs") * n / m + 1) / 2)
+    mul, absolute = torch.stack(by_mul), torch.stack(by_abs)  # [sequence, layer, head]
+    np.testing.assert_allclose(ours[reading], mul.mean(0), atol=2e-6)
+    np.testing.assert_allclose(ours[reading], absolute.mean(0), atol=1.1e-3)  # rounding of 5e-4, times n / 2 m
+    np.testing.assert_allclose(ours[f"{reading}_error"], mul.std(0) / 8**0.5, atol=2e-6)
 
 
-def test_the_tokens_repeat_and_are_distinct_within_a_half():
-    drawn = repeated_tokens(d_vocab=50, n_ctx=21)
-    assert drawn.shape == (4, 20)
-    assert torch.equal(drawn[:, :10], drawn[:, 10:])
-    assert all(len(set(row.tolist())) == 10 for row in drawn[:, :10])
-    assert torch.equal(drawn, repeated_tokens(d_vocab=50, n_ctx=21))
-    assert not torch.equal(drawn, repeated_tokens(d_vocab=50, n_ctx=21, seed=1))
-    assert repeated_tokens(d_vocab=3, n_ctx=100).shape == (4, 6)  # no more than the vocabulary has
-    assert repeated_tokens(d_vocab=9999, n_ctx=9999).shape == (4, 64)
+@pytest.mark.parametrize(("n_ctx", "d_vocab"), SIZES)
+def test_segments_repeat_once_and_have_several_lengths(n_ctx, d_vocab):
+    for seed in range(3):
+        drawn = repeated_tokens(d_vocab, n_ctx, seed)
+        assert drawn.tokens.shape == (8, min(n_ctx, 64)) and drawn.tokens.max() < d_vocab
+        for row, S, start in zip(drawn.tokens.tolist(), drawn.length.tolist(), drawn.offset.tolist(), strict=True):
+            segment, second = row[start : start + S], row[start + S : start + 2 * S]
+            assert segment == second and len(set(segment)) == S and start >= 1
+            assert not set(segment) & set(row[:start] + row[start + 2 * S :])  # the filler has other tokens
+        assert torch.equal(drawn.tokens, repeated_tokens(d_vocab, n_ctx, seed).tokens)
+        assert not torch.equal(drawn.tokens, repeated_tokens(d_vocab, n_ctx, seed + 1).tokens)
+    assert len(set(drawn.length.tolist())) >= 2
+    if min((n_ctx - 1) // 2, d_vocab - 1) >= 8:
+        assert len(set(drawn.length.tolist())) >= 5 and len(set(drawn.offset.tolist())) >= 3
+
+
+@pytest.mark.parametrize(("n_ctx", "d_vocab"), SIZES)
+def test_no_head_of_a_fixed_lag_scores_above_half(n_ctx, d_vocab):
+    """Head L attends to q - L, every L; if there is no such key, to position 0 or to itself."""
+    n = min(n_ctx, 64)
+    query = torch.arange(n)
+    lagged = query[None, :] - query[:, None]  # [lag, query]
+    key = torch.cat([lagged.clamp(min=0), torch.where(lagged < 0, query, lagged)])  # [head, query]
+    pattern = torch.nn.functional.one_hot(key, n).float()  # [head, query, key]
+    for seed in range(3):
+        found = measured(Written({PATTERN: pattern[None]}, d_vocab=d_vocab, n_ctx=n_ctx), Induction(seed))
+        assert found["prefix_matching"].max() <= 0.5 and found["duplicate_token"].max() <= 0.5
+        assert found["previous_token"].argmax() == 1 and found["previous_token"][0, 1] == 1
+        if n >= 16 and d_vocab > 8:
+            assert max(found["prefix_matching"].max(), found["duplicate_token"].max()) <= 0.25
+
+
+@pytest.mark.parametrize(("n_ctx", "d_vocab"), SIZES)
+def test_exact_heads_score_one_and_a_uniform_head_scores_chance(n_ctx, d_vocab):
+    """Patterns made from the tokens alone: after the last earlier occurrence of this token, at it, or at all alike."""
+    for seed in range(3):
+        drawn = repeated_tokens(d_vocab, n_ctx, seed).tokens.tolist()
+        n = len(drawn[0])
+        pattern = torch.zeros(8, 3, n, n)
+        for row, line in enumerate(drawn):
+            for q, token in enumerate(line):
+                before = [k for k in range(q) if line[k] == token]
+                pattern[row, 0, q, before[-1] + 1 if before else 0] = 1
+                pattern[row, 1, q, before[-1] if before else 0] = 1
+                pattern[row, 2, q, : q + 1] = 1 / (q + 1)
+        found = measured(Written({PATTERN: pattern}, d_vocab=d_vocab, n_ctx=n_ctx), Induction(seed))
+        np.testing.assert_allclose(found["prefix_matching"][0, :2], [1, 0], atol=1e-6)
+        np.testing.assert_allclose(found["duplicate_token"][0, :2], [0, 1], atol=1e-6)
+        np.testing.assert_allclose(found["prefix_matching_error"][0, :2], 0, atol=1e-6)
+        for score in SCORES:
+            np.testing.assert_allclose(found[score][0, 2], found[f"{score}_chance"][0], rtol=1e-5)
+        assert found["previous_token_chance"][0] == pytest.approx(np.mean([1 / (q + 1) for q in range(1, n)]), rel=1e-5)
+
+
+def test_chance_of_a_bidirectional_model_is_one_key_of_all():
+    uniform = {PATTERN: torch.full((1, 2, 20, 20), 0.05)}
+    found = measured(Written(uniform, d_vocab=9, n_ctx=20, attention_dir="bidirectional"), "induction")
+    for score in SCORES:
+        np.testing.assert_allclose(found[score], 0.05, rtol=1e-5)
+        np.testing.assert_allclose(found[f"{score}_chance"], 0.05, rtol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("n_ctx", "d_vocab", "says"), [(6, 9, "n_ctx = 6, 7 is the least"), (40, 3, "3 tokens are too few")]
+)
+def test_a_model_too_small_for_two_lengths_still_has_the_other_readings(n_ctx, d_vocab, says):
+    batch = tokens(length=5, d_vocab=d_vocab)
+    given, omitted = omissions(transformer(n_ctx=n_ctx, d_vocab=d_vocab), "induction", batch)
+    assert given == {"copying", "icl_score"} and set(omitted) == set(SCORES)
+    assert all(says in reason for reason in omitted.values())
+
+
+@pytest.mark.filterwarnings("ignore:HookedTransformer is deprecated:DeprecationWarning")
+@pytest.mark.parametrize("sink", [0.0, 4.0])
+def test_with_an_attention_sink_the_attention_itself_is_reported(sink):
+    config = HookedTransformerConfig(
+        n_layers=2, n_heads=2, d_model=16, d_head=8, n_ctx=20, d_vocab=30, act_fn="relu", d_mlp=16, seed=0,
+        use_attention_sinks=True, device="cpu",
+    )  # fmt: skip
+    model = HookedTransformer(config)
+    for block in model.blocks:
+        block.attn.sinks.data.fill_(sink)
+    drawn = repeated_tokens(30, 20)
+    _, cache = model.run_with_cache(drawn.tokens)
+    found = measured(model, "induction", tokens(d_vocab=30))
+    for layer in range(2):
+        pattern = cache["pattern", layer]
+        assert pattern.sum(-1).max() < 0.98
+        previous = pattern.diagonal(-1, -2, -1).mean((0, 2))
+        np.testing.assert_allclose(found["previous_token"][layer], previous.detach(), rtol=1e-5)
+        by_row = [
+            pattern[row, :, torch.arange(o + S, o + 2 * S), torch.arange(o + 1, o + S + 1)].mean(-1)
+            for row, (S, o) in enumerate(zip(drawn.length.tolist(), drawn.offset.tolist(), strict=True))
+        ]
+        np.testing.assert_allclose(found["prefix_matching"][layer], torch.stack(by_row).mean(0).detach(), rtol=1e-5)
 
 
 def test_copying_is_that_of_the_whole_circuit():
@@ -148,12 +233,12 @@ def test_copying_stays_between_minus_one_and_one():
     assert copying_scores(around, 0 * w, w.transpose(1, 2)).tolist() == [0, 0, 0, 0]
 
 
-def test_unnormalized_attention_counts_by_its_size(model):
-    n = 2 * HALF
-    linear = torch.zeros(4, 1, n, n)
+def test_unnormalized_attention_counts_by_its_size():
+    n = 16
+    linear = torch.zeros(1, 1, n, n)
     linear[:, :, range(1, n), range(n - 1)] = -3.0
     linear[:, :, range(1, n), range(1, n)] = 1.0
-    written = Written({PATTERN: linear}, d_vocab=V, n_ctx=P)
+    written = Written({PATTERN: linear}, d_vocab=9, n_ctx=n)
     assert measured(written, "induction")["previous_token"].item() == pytest.approx(0.75)
 
 
@@ -162,28 +247,69 @@ def test_icl_score_is_late_minus_early():
     assert icl_score(torch.tensor([4.0, 2, 1])).item() == 1 - 4
 
 
-def test_icl_score_is_of_the_batch_where_the_batch_is_tokens():
+def test_icl_score_is_of_the_batch():
     model, batch = transformer().double(), tokens()
     losses = model(batch, return_type="loss", loss_per_token=True).mean(0)
     assert measured(model, "induction", batch)["icl_score"] == pytest.approx(icl_score(losses).item())
 
 
-def test_icl_score_is_of_the_repeated_tokens_where_the_batch_has_no_next_tokens(model):
-    batch = (tokens(d_vocab=V), 0)
+def test_a_model_that_learns_in_context_has_a_negative_icl_score(model):
+    batch = repeated_tokens(V, 40).tokens  # the second copies are predicted by the built induction head
+    losses = model(batch, return_type="loss", loss_per_token=True).mean(0)
+    found = measured(model, "induction", torch.randint(V, (16, 20)).repeat(1, 2))["icl_score"]
+    assert found < -2
+    assert measured(model, "induction", batch)["icl_score"] == pytest.approx(icl_score(losses).item(), rel=1e-4)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_the_ideal_predictor_of_the_markov_task_learns_nothing_in_context(seed):
+    """Its losses differ where the task scores nothing, by 4.9 nats here; where it scores, they are equal."""
+    task = Full(make_config(Full.Config, Full.presets, "quick", ["eval_size=4000"]), seed)
+    batch = eval_batch(task)
+    ideal = list(task.references().values())[-1](batch)  # log-probabilities of the scored positions
+    logits = torch.zeros(len(batch), batch.shape[1] - 1, ideal.shape[-1])
+    logits[:, 0, 0] = 30.0  # an unscored position, confidently wrong
+    logits[:, task.queries()] = ideal[:, -logits[:, task.queries()].shape[1] :]
+    n = logits.shape[1]
+    model = Written({PATTERN: torch.eye(n)[None, None]}, logits, d_vocab=ideal.shape[-1], n_ctx=n)
+    recorder = sl.Recorder(model, probes=["induction", "loss_by_position"], batch=batch, task=task)
+    recorder.measure(0)
+    assert not recorder.problems and "induction/icl_score" not in recorder.skipped
+    by_position = recorder.timeline["loss_by_position/loss"].values
+    noise = 4 / 4000**0.5  # nats: four standard errors of a mean whose terms spread by less than 1
+    assert abs(recorder.timeline["induction/icl_score"].item()) < noise and np.ptp(by_position) < 2 * noise
+
+
+@pytest.mark.parametrize(("scored", "given"), [(3, False), (4, True), (9, True)])
+def test_icl_score_needs_four_scored_positions(scored, given):
+    recorder = sl.Recorder(transformer(), probes=["induction"], batch=tokens())
+    recorder.scene.queries = slice(9 - scored, 9)
+    recorder.measure(0)
+    assert ("induction/icl_score" in recorder.timeline) == given
+    assert given or "scores 3 positions, and at least 4" in recorder.skipped["induction/icl_score"]
+
+
+def test_without_next_tokens_there_is_no_icl_score(model):
     loss = lambda model, batch: next_token_loss(model, batch[0])  # noqa: E731
-    losses = model(repeated_tokens(V, P), return_type="loss", loss_per_token=True).mean(0)
-    found = measured(model, "induction", batch, loss=loss)["icl_score"]
-    assert found == pytest.approx(icl_score(losses).item()) and found < -1
+    given, omitted = omissions(model, "induction", (tokens(d_vocab=V), 0), loss=loss)
+    assert set(omitted) == {"icl_score"} and "not tokens" in omitted["icl_score"] and "copying" in given
 
 
 def test_a_bidirectional_model_is_measured_too():
-    found = measured(transformer(causal=False), "induction", tokens())
-    assert {"prefix_matching", "copying"} <= set(found) and "icl_score" not in found
+    given, omitted = omissions(transformer(causal=False), "induction", tokens())
+    assert {*SCORES, "copying"} <= given and "bidirectional" in omitted["icl_score"]
 
 
 def test_a_model_whose_outcomes_are_not_its_tokens_has_no_copying():
-    found = measured(transformer(d_out=3), "induction", tokens())
-    assert "prefix_matching" in found and "copying" not in found and "icl_score" not in found
+    given, omitted = omissions(transformer(d_out=3), "induction", tokens())
+    assert "prefix_matching" in given
+    assert "3 outcomes are not its 11 tokens" in omitted["copying"] and "3 outcomes" in omitted["icl_score"]
+
+
+def test_a_model_without_the_matrices_says_which():
+    written = Written({PATTERN: torch.eye(8)[None, None]}, d_vocab=9, n_ctx=8)
+    _, omitted = omissions(written, "induction")
+    assert omitted["copying"] == "the model has no W_E, W_U, W_V, W_O"
 
 
 def test_a_large_vocabulary_never_makes_a_large_matrix():
@@ -195,7 +321,6 @@ def test_it_says_why_not():
     vectors = torch.randn(2, 10, 4)
     assert "no vocabulary" in refusal(transformer(d_in=4, d_out=4), "induction", vectors, loss=squared_loss)
     assert "no vocabulary" in refusal(PositionalToy(), "induction", torch.randn(2, 6, 4))
-    assert "n_ctx = 3" in refusal(transformer(n_ctx=3), "induction", tokens(length=3))
     assert "hook_pattern" in refusal(Written({}, d_vocab=5, n_ctx=8), "induction")
     fixed = Written({PATTERN: torch.eye(5)[None, None]}, d_vocab=9, n_ctx=8)
     assert "(1, 1, 5, 5) on 8 tokens" in refusal(fixed, "induction")

@@ -40,6 +40,8 @@ RANGES: dict[str, tuple[Any, Any]] = {
     "induction/prefix_matching": (0, 1),
     "induction/previous_token": (0, 1),
     "induction/duplicate_token": (0, 1),
+    **{f"induction/{name}_error": (0, 0.5) for name in ("prefix_matching", "previous_token", "duplicate_token")},
+    **{f"induction/{name}_chance": (0, 1) for name in ("prefix_matching", "previous_token", "duplicate_token")},
     "induction/copying": (-1, 1),
     "induction/icl_score": (None, None),
     "qk_alignment/explained": (0, 1),
@@ -61,6 +63,8 @@ RANGES: dict[str, tuple[Any, Any]] = {
     "gradient/cosine": (-1, 1),
     "curvature/largest": (None, None),
     "curvature/smallest": (None, None),
+    "curvature/residual_largest": (0, None),
+    "curvature/residual_smallest": (0, None),
 }
 
 
@@ -93,23 +97,25 @@ class Task(Everything):
 
 
 def all_readings(
-    model: Any, batch: torch.Tensor, scale: float = 1.0, probes: Sequence[str] = NAMES
+    model: Any, batch: torch.Tensor, scale: float = 1.0, probes: Sequence[str] = NAMES, skipped: Sequence[str] = ()
 ) -> dict[str, sl.Reading]:
     """Every reading of every probe, of the second of two measurements."""
     recorder = sl.Recorder(model, probes=list(probes), batch=batch, task=Task(model, scale))
     recorder.measure(0)
     found = {reading.name: reading for reading in recorder.measure(1) if "/" in reading.name}
-    assert not recorder.problems and not recorder.skipped, (recorder.problems, recorder.skipped)
+    assert not recorder.problems and set(recorder.skipped) == set(skipped), (recorder.problems, recorder.skipped)
     return found
 
 
 def assert_equal(found: dict[str, sl.Reading], expected: dict[str, np.ndarray]) -> None:
-    """Up to rounding; the Hessian's eigenvalues to the probe's tolerance, which is a share of the larger one.
+    """Up to rounding; the Hessian's eigenvalues to the probe's tolerance, and not their residuals.
 
     They are sought from one vector, whatever the order of the heads.
     """
     steepest = max((abs(float(expected[name])) for name in CURVATURE if name in expected), default=0.0)
     for name, values in expected.items():
+        if name.startswith("curvature/residual"):
+            continue
         tolerance = 2 * TOLERANCE * steepest if name in CURVATURE else ROUND * max(1.0, np.abs(values).max())
         np.testing.assert_allclose(found[name].array(), values, rtol=0, atol=tolerance, err_msg=name)
 
@@ -121,9 +127,12 @@ def test_every_reading_of_every_probe_has_its_range_here():
 @few
 @given(models(), st.integers(2, 5), st.integers(2, 10))  # of one sequence there is no mean ablation
 def test_readings_stay_in_their_ranges(model, n, length):
-    found = all_readings(model, tokens(n, length))
+    few_positions = ["induction/icl_score"] if length < 5 else []
+    found = all_readings(model, tokens(n, length), skipped=few_positions)
     sizes = {"K": length, "log K": np.log(length), "1 / K": 1 / length, "D": 4, "1 / D": 1 / 4}
     for name, (low, high) in RANGES.items():
+        if name in few_positions:
+            continue
         values = found[name].array()
         assert np.isfinite(values).all(), name
         assert low is None or (values >= sizes.get(low, low) - ROUND).all(), (name, values.min())
@@ -173,8 +182,10 @@ def test_repeating_the_batch_changes_nothing(model, n, times):
 def test_a_loss_in_other_units_scales_what_is_made_of_it_and_nothing_else(model, scale):
     scaled = {"head_ablation/zero", "head_ablation/mean", "gradient/norm", "curvature/largest", "curvature/smallest"}
     before = {name: reading.array() for name, reading in all_readings(model, tokens()).items()}
-    after = all_readings(model, tokens(), scale)
-    assert_equal(after, {name: (scale if name in scaled else 1.0) * values for name, values in before.items()})
+    of_the_loss = ["loss_by_position", "induction/icl_score"]  # are in nats, and skipped if the loss is not
+    after = all_readings(model, tokens(), scale, skipped=of_the_loss)
+    kept = {name: values for name, values in before.items() if not name.startswith(tuple(of_the_loss))}
+    assert_equal(after, {name: (scale if name in scaled else 1.0) * values for name, values in kept.items()})
 
 
 @few

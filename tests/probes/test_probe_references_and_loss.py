@@ -9,6 +9,9 @@ from probe_models import Written, measured, next_token_loss, refusal, squared_lo
 from torch.nn.functional import kl_div
 
 import stagelens as sl
+from stagelens.batches import eval_batch
+from stagelens.config import as_settings, make_config
+from stagelens.host import make_host
 
 LOGITS = torch.randn(4, 6, 5, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
 REFERENCE = torch.randn(4, 6, 5, dtype=torch.float64, generator=torch.Generator().manual_seed(1)).log_softmax(-1)
@@ -57,6 +60,62 @@ def test_a_reference_of_another_shape_is_named():
     assert "'bigram'" in recorder.problems["kl_to_references"] and "(2, 6, 5)" in recorder.problems["kl_to_references"]
 
 
+@pytest.mark.parametrize(
+    ("wrong", "says"),
+    [
+        (REFERENCE.exp(), "these are probabilities: return their logarithm"),
+        (LOGITS, "return log-probabilities"),
+        (REFERENCE + 0.1, "sums to 1.105 over the 5 outcomes"),
+        (torch.full_like(REFERENCE, torch.nan), "sums to nan"),
+        (REFERENCE.exp().float(), "these are probabilities"),
+        (REFERENCE.numpy(), "gave a ndarray"),
+        (REFERENCE[..., :4].log_softmax(-1), "gave shape (4, 6, 4)"),
+    ],
+    ids=["probabilities", "logits", "shifted", "nan", "single", "numpy", "outcomes"],
+)
+def test_a_reference_that_gives_no_log_probabilities_is_named(wrong, says):
+    references = {"right": lambda batch: REFERENCE, "bigram": lambda batch: wrong}
+    recorder = sl.Recorder(Written({}, LOGITS), probes=["kl_to_references"], batch=0, references=references)
+    recorder.measure(0)
+    problem = recorder.problems["kl_to_references"]
+    assert "reference 'bigram'" in problem and says in problem and "\n" not in problem
+    assert "kl_to_references/kl" not in recorder.timeline
+
+
+def test_a_reference_in_half_precision_is_near_enough():
+    recorder = sl.Recorder(
+        Written({}, LOGITS), probes=["kl_to_references"], batch=0, references={"f": lambda batch: REFERENCE.bfloat16()}
+    )
+    recorder.measure(0)
+    assert not recorder.problems
+
+
+@pytest.mark.parametrize("task_id", [name for name, ref in make_host().tasks if not name.endswith("/flow")])
+def test_references_and_losses_of_every_task_are_right_or_say_why_not(task_id):
+    """On weights far from the initialization, where all losses are alike."""
+    kind = dict(make_host().tasks)[task_id].load()
+    task = kind(make_config(kind.Config, kind.presets, "quick", as_settings({"eval_size": 24})), 1)
+    model, stream = task.build_model(), torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter += 0.3 * torch.randn(parameter.shape, generator=stream)
+    recorder = sl.Recorder(model, ["kl_to_references", "loss_by_position"], eval_batch(task), task=task)
+    for step in range(2):
+        recorder.measure(step)
+    assert not recorder.problems
+    assert ("kl_to_references/kl" in recorder.timeline) == bool(task.references())
+    if "loss_by_position/loss" in recorder.timeline:
+        by_position = recorder.timeline["loss_by_position/loss"]
+        np.testing.assert_allclose(by_position.mean("position"), recorder.timeline["loss"], rtol=1e-5)
+        length = eval_batch(task).shape[1]  # positions are those of the tokens, whatever the model leaves out
+        assert by_position.position.values.tolist() == list(range(length - 1)[task.queries()])
+    else:
+        assert len(recorder.skipped["loss_by_position"].split()) > 4
+    assert ("loss_by_position/loss" in recorder.timeline) == (
+        task_id in {"markov/minimal", "markov/full", "recall/transformer", "rich/text"}
+    )
+
+
 def test_without_references_there_is_no_kl():
     assert "no reference" in refusal(transformer(), "kl_to_references", tokens())
 
@@ -93,6 +152,89 @@ def test_loss_by_position_takes_a_mapping_with_input_ids():
 
     found = measured(transformer(), "loss_by_position", {"input_ids": tokens()}, loss=loss)["loss"]
     np.testing.assert_allclose(found, measured(transformer(), "loss_by_position", tokens())["loss"])
+
+
+def part_of_the_positions(model, batch):
+    return next_token_loss(model, batch[:, :4])
+
+
+def last_positions(model, batch):
+    return next_token_loss(model, batch[:, 3:])
+
+
+def without_padding(model, batch):
+    logits = model(batch["input_ids"])[:, :-1].log_softmax(-1)
+    losses = -logits.gather(-1, batch["input_ids"][:, 1:, None])[..., 0]
+    return losses[batch["attention_mask"][:, :-1]].mean()
+
+
+def smoothed(model, batch):
+    logits = model(batch)[:, :-1].flatten(0, 1)
+    return torch.nn.functional.cross_entropy(logits, batch[:, 1:].flatten(), label_smoothing=0.1)
+
+
+PADDED = {"input_ids": tokens(), "attention_mask": torch.arange(10).expand(5, 10) >= torch.arange(5)[:, None]}
+
+
+@pytest.mark.parametrize(
+    ("loss", "batch"),
+    [
+        (part_of_the_positions, tokens()),
+        (without_padding, PADDED),
+        (smoothed, tokens()),
+        (lambda model, batch: next_token_loss(model, batch) + 0.01 * model.W_E.square().sum(), tokens()),
+    ],
+    ids=["a part of the positions", "left padding", "smoothed", "with weight decay"],
+)
+@pytest.mark.parametrize("seed", range(2))
+def test_loss_by_position_and_icl_score_are_skipped_if_the_loss_is_made_otherwise(loss, batch, seed):
+    recorder = sl.Recorder(
+        transformer(seed=seed, init_scale=3.0), ["loss_by_position", "induction"], batch=batch, loss=loss
+    )
+    recorder.measure(0)
+    assert not recorder.problems
+    for name in ("loss_by_position", "induction/icl_score"):
+        assert f"but the recorded loss is {recorder.timeline['loss'].item():.5g}" in recorder.skipped[name]
+    assert "loss_by_position/loss" not in recorder.timeline and "induction/icl_score" not in recorder.timeline
+
+
+def test_a_loss_of_the_last_positions_is_paired_with_the_last_tokens():
+    recorder = sl.Recorder(transformer(), ["loss_by_position"], batch=tokens(), loss=last_positions)
+    overall, *found = recorder.measure(0)
+    assert not found and "recorded loss" in recorder.skipped["loss_by_position"]  # 7 logits, of which 6 are used
+    only = lambda model, batch: next_token_loss_of(model(batch[:, 3:-1]), batch[:, 4:])  # noqa: E731
+    recorder = sl.Recorder(transformer(), ["loss_by_position"], batch=tokens(), loss=only)
+    overall, by_position = recorder.measure(0)
+    assert by_position.values.mean() == pytest.approx(overall.values.item(), rel=1e-5)
+    assert by_position.coords["position"] == [3, 4, 5, 6, 7, 8]
+
+
+def next_token_loss_of(logits, targets):
+    return torch.nn.functional.cross_entropy(logits.flatten(0, 1), targets.flatten())
+
+
+@pytest.mark.parametrize(("positions", "says"), [(1, "1 positions for 10 tokens"), (11, "11 positions for 10 tokens")])
+def test_an_output_of_other_positions_is_not_paired_without_a_loss(positions, says):
+    logits = torch.randn(5, positions, 11)
+    assert says in refusal(Written({}, logits), "loss_by_position", tokens())
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+def test_rounding_does_not_count_as_another_loss(dtype):
+    for seed in range(3):
+        model = transformer(dtype=dtype, seed=seed, init_scale=2.0)
+        measured(model, "loss_by_position", tokens(n=64), loss=next_token_loss)
+
+
+def test_a_wrong_pairing_is_seen_when_the_model_is_no_longer_uniform():
+    model = transformer()
+    model.unembed.W_U.data.zero_()
+    recorder = sl.Recorder(model, ["loss_by_position"], batch=tokens(), loss=part_of_the_positions)
+    recorder.measure(0)
+    assert not recorder.skipped  # every loss is log 11
+    model.unembed.W_U.data.normal_(generator=torch.Generator().manual_seed(0))
+    recorder.measure(1)
+    assert "recorded loss" in recorder.skipped["loss_by_position"] and not recorder.problems
 
 
 def test_loss_by_position_says_why_not():

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from probe_models import PositionalToy, Written, measured, refusal, squared_loss, tokens, transformer
+from probe_models import PositionalToy, Written, measured, omissions, refusal, squared_loss, tokens, transformer
 
 import stagelens as sl
 
@@ -37,6 +37,24 @@ def test_head_norms_are_of_the_parameters_that_have_heads():
 def test_head_norms_of_a_toy_are_of_what_stands_beside_its_pattern():
     norms = series(PositionalToy(), torch.randn(2, 6, 4), "head_norm")
     assert norms.head_parameter.values.tolist() == ["blocks.0.attn.scores", "blocks.0.attn.W_O"]
+
+
+@pytest.mark.parametrize("scale", [1e-24, 1e-30, 1e30])
+def test_norms_of_tiny_and_huge_weights_are_right(scale):
+    """In float32 the square of 1e-24 is 0, and that of 1e30 infinite."""
+    model, small = transformer(), transformer()
+    for parameter in small.parameters():
+        parameter.data *= scale
+    for name in ("norm", "head_norm"):
+        plain, scaled = (series(m, tokens(), name) for m in (model, small))
+        np.testing.assert_allclose(scaled, plain * scale, rtol=1e-5)
+
+
+def test_a_model_whose_parameters_have_no_heads_omits_the_head_norms():
+    model = PositionalToy()
+    model.cfg.n_heads = 99
+    given, omitted = omissions(model, "weight_norms", torch.randn(2, 6, 4))
+    assert given == {"norm"} and set(omitted) == {"head_norm"} and "row for each head" in omitted["head_norm"]
 
 
 def test_a_model_without_parameters_has_no_norms():

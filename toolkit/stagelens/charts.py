@@ -28,6 +28,7 @@ from stagelens.errors import UsageError
 from stagelens.events import places, probe_events
 from stagelens.members import Member
 from stagelens.palette import COLOURS, DASHES
+from stagelens.reading import CHANCE, is_companion
 
 if TYPE_CHECKING:
     from stagelens.comparing import Comparison, Curve
@@ -127,6 +128,7 @@ def _run_series(run: Run, name: str, predictions: Sequence[Prediction]) -> dict[
         | {"name": label or name, "axis": "run", "y": _rounded(flat[:, index]), "step": bool(column.labels)}
         for index, label in enumerate(labels)
     ]
+    traces += _chance_traces(run, name)
     about = [p for p in predictions if p.series == name]
     traces += [_theory_trace(p, run) for p in about if callable(p.expected)]
     levels = [{"y": float(p.expected), "name": p.name} for p in about if p.kind == "level" and not callable(p.expected)]
@@ -137,6 +139,16 @@ def _run_series(run: Run, name: str, predictions: Sequence[Prediction]) -> dict[
         "traces": traces,
         "levels": levels,
     }
+
+
+def _chance_traces(run: Run, name: str) -> list[dict[str, Any]]:
+    """A thin line at the chance level of `name`, or one for each layer whose level differs."""
+    if f"{name}{CHANCE}" not in run.timeline:
+        return []
+    values = run.timeline.series(f"{name}{CHANCE}")
+    levels = np.unique(values.reshape(len(values), -1), axis=1)  # [step, level]
+    look = {"colour": "#777777", "dash": "dot", "faint": True, "axis": "run", "step": False, "name": "chance"}
+    return [look | {"y": _rounded(level)} for level in levels.T]
 
 
 def _theory_trace(prediction: Prediction, run: Run) -> dict[str, Any]:
@@ -191,7 +203,8 @@ def _look(index: int) -> dict[str, Any]:
 def _ordered(run: Run) -> list[str]:
     """The run's series, its metric first."""
     metric = run.manifest.metric
-    return sorted(run.timeline, key=lambda name: name != metric)
+    names = [name for name in run.timeline if not is_companion(name, run.timeline)]
+    return sorted(names, key=lambda name: name != metric)
 
 
 def _rounded(values: Any) -> list[float | None]:

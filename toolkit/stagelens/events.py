@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stagelens.curves import average
+from stagelens.reading import is_companion
 from stagelens.timeline import Column, Timeline
 
 Floats = NDArray[np.float64]
@@ -26,6 +27,8 @@ def probe_events(timeline: Timeline) -> list[dict[str, Any]]:
     """
     found = []
     for name in timeline:
+        if is_companion(name, timeline):
+            continue
         column, values = timeline.column(name), timeline.series(name)
         happened = _label_changes if column.labels else _half_rises
         for step, what in happened(column, timeline.steps, values):

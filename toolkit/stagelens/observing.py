@@ -11,7 +11,7 @@ from torch import Tensor
 
 from stagelens.limits import contained
 from stagelens.precision import full_precision
-from stagelens.probing import Probe
+from stagelens.probing import Omitted, Probe
 from stagelens.reading import Reading
 from stagelens.scene import Scene, Site
 from stagelens.task import Batch
@@ -25,7 +25,7 @@ class Observed:
     """What a pass gave, before it is checked and kept."""
 
     values: Mapping[str, Any]  # the loss, and the task's metrics
-    readings: Mapping[str, list[Reading]]  # of each probe, under the names that it gave them
+    readings: Mapping[str, list[Reading | Omitted]]  # of each probe, under the names that it gave them
 
 
 def observe(scene: Scene, probes: Mapping[str, Probe], metrics: Metrics | None, failed: Failed) -> Observed:
@@ -42,8 +42,8 @@ def observe(scene: Scene, probes: Mapping[str, Probe], metrics: Metrics | None, 
     return Observed(values, readings)
 
 
-def read(probe: Probe, reduced: Mapping[Site, Any], scene: Scene, failed: Failed) -> list[Reading]:
-    """The readings of one probe; none where it fails."""
+def read(probe: Probe, reduced: Mapping[Site, Any], scene: Scene, failed: Failed) -> list[Reading | Omitted]:
+    """The readings of one probe, and those that it omits; none if it fails."""
     try:
         with (
             contained(),

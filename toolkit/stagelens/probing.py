@@ -58,8 +58,11 @@ class Probe(ABC):
         raise NotImplementedError(f"{type(self).__name__} names hooks but has no reduce()")
 
     @abstractmethod
-    def readings(self, reduced: Reduced, scene: Scene) -> Iterable[Reading]:
-        """The readings, from what `reduce` kept of each site, in the order of the model's layers."""
+    def readings(self, reduced: Reduced, scene: Scene) -> Iterable[Reading | Omitted]:
+        """The readings, from what `reduce` kept of each site, in the order of the model's layers.
+
+        A reading of `gives` that this model cannot have is given as `Omitted(name, reason)`.
+        """
 
 
 def stack_layers(values: Mapping[Site, Tensor] | Sequence[Tensor]) -> Tensor:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -10,6 +10,15 @@ if TYPE_CHECKING:
     import numpy as np
     import torch
     from numpy.typing import NDArray
+
+
+CHANCE = "_chance"  # ends the name of a reading's chance level
+COMPANIONS = ("_error", CHANCE)  # `score_error` is the standard error of `score`; they are drawn with it, not alone
+
+
+def is_companion(name: str, names: Container[str]) -> bool:
+    """True if `name` is the standard error or the chance level of one of `names`."""
+    return any(name.endswith(end) and name.removesuffix(end) in names for end in COMPANIONS)
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ from stagelens.errors import UsageError
 from stagelens.guard import Guard, Misbehaved, ModelChanged
 from stagelens.limits import contained
 from stagelens.observing import Metrics, Observed, observe, read
-from stagelens.probing import DoesNotApply, Probe
+from stagelens.probing import DoesNotApply, Omitted, Probe
 from stagelens.reading import Reading
 from stagelens.scene import Loss, Scene, Site
 from stagelens.task import Batch, Group, Task
@@ -40,7 +40,8 @@ class Recorder:
         recorder.timeline["attention_sparsity/effective_keys"]
 
     Parameters, gradients, hooks, train/eval mode and all random states are left as found. A probe that does not
-    apply is in `skipped` with its reason; one that fails is in `problems`, and the rest goes on without it.
+    apply is in `skipped` with its reason, and so is a single reading (`probe/reading`) that a probe omits; a probe that
+    fails is in `problems`, and the rest goes on without it.
     """
 
     def __init__(
@@ -54,6 +55,7 @@ class Recorder:
         groups: Mapping[str, Group] | None = None,
         directions: Mapping[str, Tensor] | None = None,
         references: Mapping[str, Callable[[Batch], Tensor]] | None = None,
+        random_batch: bool = False,
         host: Host | None = None,
         sink: Sink | None = None,
     ) -> None:
@@ -75,6 +77,7 @@ class Recorder:
             conserved=task.conserved if task else None,
             queries=task.queries() if task else slice(None),
             loss_function=loss or (task.loss if task else None),
+            random_batch=random_batch,
         )
         self._task = task
         self._sink = sink
@@ -131,7 +134,7 @@ class Recorder:
         except Misbehaved:
             self._guard.resign()
             return self._observe(scene, self.probes)
-        readings: dict[str, list[Reading]] = {}
+        readings: dict[str, list[Reading | Omitted]] = {}
         for name, probe in list(self.probes.items()):
             try:
                 with self._guard.watching():
@@ -145,7 +148,9 @@ class Recorder:
                 self._drop(probe, error)
         return Observed(values, readings)
 
-    def read(self, names: Sequence[str], step: float, output: Any, loss: Tensor | None) -> dict[str, list[Reading]]:
+    def read(
+        self, names: Sequence[str], step: float, output: Any, loss: Tensor | None
+    ) -> dict[str, list[Reading | Omitted]]:
         """The readings of probes that need no hooks, after a pass that gave `output` and `loss`."""
         scene = replace(self.scene, step=step, output=output, loss=loss)
         with self.looking():
@@ -211,11 +216,17 @@ class Recorder:
         """Everything measured so far."""
         return Timeline(self.measurements)
 
-    def _named(self, probe: Probe, found: Sequence[Reading]) -> list[Reading]:
+    def _named(self, probe: Probe, found: Sequence[Reading | Omitted]) -> list[Reading]:
         """The readings of one probe under their full names; a probe that gave what cannot be is dropped."""
+        given = [r for r in found if isinstance(r, Reading)]
+        for r in found:
+            if isinstance(r, Omitted):
+                self.skipped.setdefault(f"{probe.name}/{r.name}", r.reason)  # the first reason stays
+            else:
+                self.skipped.pop(f"{probe.name}/{r.name}", None)
         try:
             with np.errstate(over="ignore", invalid="ignore"):
-                readings = [Reading(f"{probe.name}/{r.name}", r.array(), r.dims, r.coords, r.labels) for r in found]
+                readings = [Reading(f"{probe.name}/{r.name}", r.array(), r.dims, r.coords, r.labels) for r in given]
             for reading in readings:
                 self._check(reading)
         except Exception as error:

@@ -51,6 +51,7 @@ class Scene:
     conserved: Callable[[Any], Mapping[str, Tensor]] | None = None
     queries: slice = field(default_factory=lambda: slice(None))
     loss_function: Loss | None = None
+    random_batch: bool = False  # the batch is random tokens, on which no loss means anything
     output: Any = None
     loss: Tensor | None = None
     constants: dict[Any, Any] = field(default_factory=dict, repr=False)

@@ -34,6 +34,7 @@ COUNTS = ("n_layers", "num_experts")  # of a config; each one has tensors of its
 PARTS = ("embed.", "pos_embed.", "blocks.", "ln_final.", "unembed.")  # of a HookedTransformer
 CONSTANTS = (".mask", ".IGNORE", ".rotary_sin", ".rotary_cos")  # which some versions save with the weights
 SEQUENCES = 16  # in the batch of random tokens, where none is given
+RANDOM_SEED = 0  # of those tokens
 
 Progress = Callable[[float, float, float | None], None]
 
@@ -74,6 +75,7 @@ def probe_series(
     *,
     probes: Sequence[str] | None = None,
     batch: Tensor | None = None,
+    batch_name: str = "the given batch",
     runs: str | Path | None = None,
     name: str | None = None,
     host: Host | None = None,
@@ -82,8 +84,9 @@ def probe_series(
 ) -> Run:
     """Loads one checkpoint after the other into one model, measures each, and leaves a run to look at.
 
-    `batch` [sequence, position] are the tokens to measure on. Without one the probes see random tokens of the model's
-    vocabulary, and no loss is recorded, for it would mean nothing.
+    `batch` [sequence, position] are the tokens to measure on, and `batch_name` says where they come from. Without a
+    batch the probes see random tokens of the model's vocabulary; the loss and every reading that is computed from
+    next-token losses are then skipped, because nothing predicts random tokens.
     """
     host = host or make_host()
     steps = list(series.files)
@@ -95,9 +98,11 @@ def probe_series(
         probes,
         _random_tokens(model) if batch is None else batch,
         loss=None if batch is None else next_token_loss,
+        random_batch=batch is None,
         host=host,
     )
-    manifest = _manifest(series, recorder, has_loss=batch is not None)
+    measured_on = batch_name if batch is not None else f"random tokens, seed {RANDOM_SEED}"
+    manifest = _manifest(series, recorder, measured_on)
     manifest.save(folder)
     with closing(Store(folder)) as store:
         before: tuple[str, Path] | None = None
@@ -259,7 +264,7 @@ def _random_tokens(model: Any) -> Tensor:
     if not model.cfg.d_vocab:
         raise UsageError("the model takes continuous inputs; give the batch to measure on with --batch")
     shape = (SEQUENCES, min(int(model.cfg.n_ctx), 256))
-    return torch.randint(int(model.cfg.d_vocab), shape, generator=generator(0, "probe"))
+    return torch.randint(int(model.cfg.d_vocab), shape, generator=generator(RANDOM_SEED, "probe"))
 
 
 def _title(path: Path) -> str:
@@ -278,17 +283,18 @@ def _new_folder(runs: Path, name: str) -> Path:
     return folder
 
 
-def _manifest(series: Series, recorder: Recorder, has_loss: bool) -> Manifest:
+def _manifest(series: Series, recorder: Recorder, measured_on: str) -> Manifest:
     steps = list(series.files)
+    has_loss = recorder.scene.loss_function is not None
     return Manifest(
         task="checkpoints",
         plugin="",
         preset="",
-        config={"files": [str(path) for path in series.files.values()]},
+        config={"measured_on": measured_on, "files": [str(path) for path in series.files.values()]},
         seed=0,
         kind="checkpoints",
         steps=steps[-1],
-        metric="loss" if has_loss else "induction/icl_score",
+        metric="loss" if has_loss else "induction/prefix_matching",
         probes=list(recorder.probes),
         created=datetime.now(UTC).isoformat(timespec="microseconds"),
         versions=versions(),

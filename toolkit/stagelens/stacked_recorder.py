@@ -13,7 +13,7 @@ from torch.func import functional_call
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from stagelens.observing import Observed, observe
-from stagelens.probing import Probe
+from stagelens.probing import Omitted, Probe
 from stagelens.reading import Reading
 from stagelens.recorder import Recorder
 from stagelens.scene import Site
@@ -112,7 +112,7 @@ class _Lens(nn.Module):
         self.recorder, self.alone, self.step = recorder, alone, step
         self.probes = {name: probe for name, probe in recorder.probes.items() if name not in alone}
         self.values: list[str] = []
-        self.readings: list[tuple[str, Reading]] = []  # of each probe, but for their values
+        self.readings: list[tuple[str, Reading | Omitted]] = []  # of each probe, but for their values
         self.states: list[tuple[str, str]] = []
         self.tree: Any = None  # of the output
 
@@ -125,12 +125,15 @@ class _Lens(nn.Module):
         self.readings = [(name, reading) for name, found in observed.readings.items() for reading in found]
         self.states = [name for name, _ in after]
         output, self.tree = tree_flatten([scene.output, scene.loss] if self.alone else [])
-        tensors = [*observed.values.values(), *(reading.values for _, reading in self.readings)]
+        tensors = [
+            *observed.values.values(),
+            *(reading.values for _, reading in self.readings if isinstance(reading, Reading)),
+        ]
         return [torch.as_tensor(tensor) for tensor in (*tensors, *(tensor for _, tensor in after), *output)]
 
     def sorted_out(self, found: Sequence[Tensor], recorders: Sequence[Recorder]) -> list[Observed]:
         """What each member observed, from the tensors [member, ...] of all; its probes have their new states."""
-        numbers = len(self.values) + len(self.readings)
+        numbers = len(self.values) + sum(isinstance(reading, Reading) for _, reading in self.readings)
         arrays = [tensor.to("cpu", torch.float64).numpy() for tensor in found[:numbers]]
         states, output = found[numbers : numbers + len(self.states)], found[numbers + len(self.states) :]
         observed = []
@@ -138,9 +141,12 @@ class _Lens(nn.Module):
             own = zip(self.states, (tensor[index] for tensor in states), strict=True)
             _put_states(recorder.probes, _nested(own, self.probes))
             values = {name: array[index] for name, array in zip(self.values, arrays, strict=False)}
-            readings: dict[str, list[Reading]] = {name: [] for name in recorder.probes}
-            for (name, form), array in zip(self.readings, arrays[len(values) :], strict=True):
-                readings[name].append(Reading(form.name, array[index], form.dims, form.coords, form.labels))
+            readings: dict[str, list[Reading | Omitted]] = {name: [] for name in recorder.probes}
+            taken = iter(arrays[len(values) :])
+            for name, form in self.readings:
+                if isinstance(form, Reading):
+                    form = replace(form, values=next(taken)[index])
+                readings[name].append(form)
             if self.alone:
                 ends = tree_unflatten([tensor[index] for tensor in output], self.tree)
                 readings |= recorder.read(self.alone, self.step, *ends)
@@ -189,17 +195,21 @@ def _check(recorder: Recorder, step: float, before: States, together: Observed) 
     _put_states(recorder.probes, after)
     near, nearly = AGREE.get(next(recorder.scene.model.parameters()).dtype, (1e-2, 1e-3))
     for one, other in zip(_listed(together), _listed(alone), strict=True):
+        if isinstance(one, Omitted) or isinstance(other, Omitted):
+            if (type(one), one.name) != (type(other), other.name):
+                raise Apart(f"together there is {one.name!r}, alone {other.name!r}, and one of them is omitted")
+            continue
         if (one.name, one.dims, one.coords, one.labels) != (other.name, other.dims, other.coords, other.labels):
             raise Apart(f"together there is {one.name!r}, alone {other.name!r}")
         if not np.allclose(one.array(), other.array(), near, nearly, equal_nan=True):
             raise Apart(f"{one.name!r} is another number together than alone")
 
 
-def _listed(observed: Observed) -> list[Reading]:
+def _listed(observed: Observed) -> list[Reading | Omitted]:
     """All that was observed, under full names."""
     values = [Reading(name, value) for name, value in observed.values.items()]
     probes = observed.readings.items()
-    return values + [replace(reading, name=f"{name}/{reading.name}") for name, found in probes for reading in found]
+    return [*values, *(replace(reading, name=f"{name}/{reading.name}") for name, found in probes for reading in found)]
 
 
 def _raise(probe: Probe, error: Exception, site: Site | None) -> NoReturn:  # noqa: ARG001

@@ -101,6 +101,8 @@ def show_summary(run: Run) -> None:
     compiling = run.manifest.compile_seconds
     aside = "" if compiling is None else f", {compiling:.1f} s of them compiling"
     output.say(f"{done} in {summary['seconds']:.1f} s on {summary['device']}{aside}\n")
+    if "measured_on" in summary["config"]:
+        output.say(f"measured on {summary['config']['measured_on']}\n")
     if summary["stages"]:
         rows = [[s["kind"], s["start"], s["end"], s["level"], s["drop"], s["name"]] for s in summary["stages"]]
         output.print_table(["stage", "start", "end", "level", "drop", "name"], rows, f"stages of {summary['metric']}")
@@ -126,7 +128,8 @@ def show_summary(run: Run) -> None:
     }
     output.print_table(["reading", "last value"], small.items())
     for name, reason in summary["skipped"].items():
-        output.say(f"\nprobe {name} does not apply: {reason}")
+        what = f"reading {name} is omitted" if "/" in name else f"probe {name} does not apply"
+        output.say(f"\n{what}: {reason}")
     for reason in summary["problems"].values():
         output.warn(reason)
     for file in sorted([*run.folder.glob("report.html"), *run.folder.glob("figures/*.png")]):

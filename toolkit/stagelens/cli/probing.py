@@ -51,6 +51,7 @@ def probe(
             series,
             probes=wanted,
             batch=load_batch(batch) if batch else None,
+            batch_name=str(batch),
             runs=runs,
             name=name,
             host=state.host,

@@ -24,6 +24,7 @@ from stagelens.figures.drawing import (
 )
 from stagelens.figures.labels import legend_beside
 from stagelens.figures.style import COLOURS, DASHES, grid, headline, make_room
+from stagelens.reading import CHANCE, is_companion
 
 if TYPE_CHECKING:
     from stagelens.runs import Run
@@ -94,7 +95,8 @@ def specialization_figure(run: Run) -> Figure | None:
 
 def probes_figure(run: Run) -> Figure | None:
     """One small panel per reading of every probe; lines are heads, layers or whatever its dims are."""
-    names = [name for name in run.timeline if "/" in name and name != MASS and _lines(run, name) <= MOST_LINES]
+    alone = [name for name in run.timeline if not is_companion(name, run.timeline)]
+    names = [name for name in alone if "/" in name and name != MASS and _lines(run, name) <= MOST_LINES]
     if not names:
         return None
     columns = min(3, len(names))
@@ -103,6 +105,7 @@ def probes_figure(run: Run) -> Figure | None:
     axes = axes.ravel()
     for axis, name in zip(axes, names, strict=False):
         draw_series(axis, run, name, legend=False)
+        _draw_chance(axis, run, name)
         axis.tick_params(labelsize=7)
         fit_x_axis(axis, run)
         _head_panel(axis, name, run.timeline.column(name).dims, run.timeline.series(name).shape[1:])
@@ -112,6 +115,14 @@ def probes_figure(run: Run) -> Figure | None:
         axis.set_xlabel(x_label(run))
     headline(figure, f"{title_of(run)}: what the probes read")
     return figure
+
+
+def _draw_chance(axis: Axes, run: Run, name: str) -> None:
+    """A thin dotted line at the chance level of `name`, if it is recorded."""
+    if f"{name}{CHANCE}" in run.timeline:
+        values = run.timeline.series(f"{name}{CHANCE}")
+        levels = np.unique(values.reshape(len(values), -1), axis=1)  # [step, level]
+        axis.plot(run.timeline.steps, levels, color="0.5", lw=0.7, ls=":", label="_chance", zorder=1)
 
 
 def _head_panel(axis: Axes, name: str, dims: Sequence[str], sizes: Sequence[int]) -> None:

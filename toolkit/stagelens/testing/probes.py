@@ -9,7 +9,7 @@ import torch
 
 from stagelens.guard import ModelChanged
 from stagelens.probing import Probe
-from stagelens.reading import Reading
+from stagelens.reading import Reading, is_companion
 from stagelens.recorder import Recorder
 from stagelens.task import Batch, Task
 
@@ -23,7 +23,8 @@ def check_probe(
     """Fails if a probe does not apply, misnames its readings, or changes what it looks at. Returns its readings.
 
     - It applies to `model` (default: a small transformer, or that of `task`) on `batch`.
-    - It gives finite readings that `gives` names.
+    - It gives finite readings that `gives` names, and each reading that `gives` names is given, or omitted with a
+      reason (`Omitted`), by the second measurement.
     - Measured twice, it gives the same; parameters, gradients, mode and random state stay as they were.
     """
     if model is None:
@@ -49,9 +50,14 @@ def check_probe(
     assert all(p.grad is None for p in model.parameters()), f"probe {name!r} left gradients behind"
     for key, values in _copy(model).items():
         assert torch.equal(values, before[key]), f"probe {name!r} changed the parameter {key!r}"
-    for one, two in zip(once, _own(recorder.measure(0), name), strict=True):
-        same = np.array_equal(one.array(), two.array(), equal_nan=True)
+    twice = {reading.name: reading for reading in _own(recorder.measure(0), name)}
+    for one in once:
+        same = one.name in twice and np.array_equal(one.array(), twice[one.name].array(), equal_nan=True)
         assert same, f"{one.name} is another one when measured again"
+    known = twice.keys() | recorder.skipped.keys()
+    full = [f"{name}/{short}" for short in kind.gives]
+    missing = [reading for reading in full if reading not in known and not is_companion(reading, recorder.skipped)]
+    assert not missing, f"probe {name!r} neither gives nor omits {missing}, which `gives` names; yield Omitted for them"
     return once
 
 

@@ -1,0 +1,34 @@
+"""Norms of tensors whose squares would underflow or overflow."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import torch
+from torch import Tensor
+from torch.linalg import vector_norm
+
+from stagelens_probes.attention import wide
+
+
+def norm(tensor: Tensor) -> Tensor:
+    """Euclidean norm of all entries of `tensor`, a scalar, in float32 or better."""
+    return row_norms(tensor.reshape(1, -1))[0]
+
+
+def row_norms(tensor: Tensor) -> Tensor:
+    """Euclidean norm of each `tensor[i]`, [row]; `tensor` is [row, ...].
+
+    Each row is divided by its largest entry before it is squared: the square of 1e-23 is 0 in float32.
+    """
+    rows = wide(tensor).flatten(1)
+    if not rows.shape[1]:
+        return rows.new_zeros(len(rows))
+    largest = vector_norm(rows, torch.inf, dim=1, keepdim=True)  # [row, 1]
+    scale = torch.where((largest > 0) & largest.isfinite(), largest, 1.0)
+    return vector_norm(rows / scale, dim=1) * scale[:, 0]
+
+
+def joint_norm(norms: Iterable[Tensor]) -> Tensor:
+    """Norm of the vector that is made of parts with these `norms`, each a scalar."""
+    return norm(torch.stack(list(norms)))
