@@ -11,9 +11,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from stagelens.batches import move
+from stagelens.batches import own
 from stagelens.errors import UsageError
-from stagelens.guard import Guard, Misbehaved, ModelChanged
+from stagelens.guard import Guard, Misbehaved, ModelChanged, evaluating
 from stagelens.limits import contained
 from stagelens.observing import Metrics, Observed, observe, read
 from stagelens.probing import DoesNotApply, Probe
@@ -32,6 +32,8 @@ Sink = Callable[[Measurement, Sequence[Reading]], None]
 
 class Recorder:
     """Measures `model` with `probes` on one fixed `batch`, in one forward pass for all of them.
+
+    The recorder copies `batch` and `directions`, so a loop may reuse or change its own tensors in place.
 
         recorder = sl.Recorder(model, probes=["attention_sparsity"], batch=tokens)
         ...                                    # in the training loop:
@@ -68,9 +70,9 @@ class Recorder:
         device = parameter.device if parameter is not None else "cpu"
         self.scene = Scene(
             model,
-            move(batch, device),
+            own(batch, device),
             groups=groups or (task.groups() if task else {}),
-            directions=directions or (task.directions() if task else {}),
+            directions=own(dict(directions or (task.directions() if task else {}))),
             references=references or (task.references() if task else {}),
             conserved=task.conserved if task else None,
             queries=task.queries() if task else slice(None),
@@ -163,7 +165,7 @@ class Recorder:
     @contextmanager
     def looking(self) -> Iterator[None]:
         """Without gradients, in evaluation mode, and with modes and random states left as found."""
-        with self._guard.measuring(), _evaluating(self.scene.model), torch.no_grad():
+        with self._guard.measuring(), evaluating(self.scene.model), torch.no_grad():
             yield
 
     def record(self, step: float, observed: Observed, scalars: Mapping[str, float | Tensor]) -> list[Reading]:
@@ -269,15 +271,3 @@ def _problem(probe: Probe, error: Exception, site: Site | None = None) -> str:
     where = site.name if site else ", ".join(probe.hooks)
     hook = f" at hook {where!r}" if where else ""
     return f"probe {probe.name!r}{hook} failed: {type(error).__name__}: {' '.join(str(error).split())}"
-
-
-@contextmanager
-def _evaluating(model: Any) -> Iterator[None]:
-    """Evaluation mode, and each module back in its own mode afterwards."""
-    modes = {module: module.training for module in model.modules()}
-    model.eval()
-    try:
-        yield
-    finally:
-        for module, mode in modes.items():
-            module.training = mode
