@@ -42,7 +42,13 @@ def test_what_was_not_measured_is_nan_and_left_out_of_scalars():
 
 
 def test_categories_keep_their_labels():
-    assert TIMELINE["probe/phase"].attrs == {"flag_values": [0, 1], "flag_meanings": "diffuse sharp"}
+    expected = {"labels": '["diffuse", "sharp"]', "flag_values": [0, 1], "flag_meanings": "diffuse sharp"}
+    assert TIMELINE["probe/phase"].attrs == expected
+
+
+def test_a_code_between_two_labels_has_none():
+    column = TIMELINE.column("probe/phase")
+    assert [column.label(code) for code in (0, 1.0, 0.5, 2, -1)] == ["diffuse", "sharp", "0.5", "2", "-1"]
 
 
 def test_the_dataset_holds_every_series_and_the_runs_attributes():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -48,7 +49,28 @@ class Column:
 
 
 def label_of(labels: Sequence[str], code: float) -> str:
-    return labels[int(code)] if 0 <= code < len(labels) else f"{code:g}"
+    return labels[int(code)] if 0 <= code < len(labels) and code == int(code) else f"{code:g}"
+
+
+def flags(labels: Sequence[str]) -> dict[str, Any]:
+    """The attributes of a series of codes: `labels` has the exact names, as JSON; the others are CF's.
+
+    CF separates `flag_meanings` by blanks and allows few other characters, so the names are adapted there.
+    """
+    words = distinct(re.sub(r"[^A-Za-z0-9_.+@-]", "_", label) or "_" for label in labels)
+    codes = [float(code) for code in range(len(labels))]  # of the same type as the values
+    return {"labels": json.dumps(list(labels)), "flag_values": codes, "flag_meanings": " ".join(words)}
+
+
+def distinct(names: Iterable[str]) -> list[str]:
+    """`names` in their order; one that is there already gets a number."""
+    found: list[str] = []
+    for name in names:
+        number = 1
+        while (candidate := name if number == 1 else f"{name}_{number}") in found:
+            number += 1
+        found.append(candidate)
+    return found
 
 
 Layout = tuple[Column, ...]
@@ -276,8 +298,8 @@ class Timeline(Mapping[str, Any]):
         import xarray
 
         column = self.column(name)
-        attrs = {"flag_values": list(range(len(column.labels))), "flag_meanings": " ".join(column.labels)}
-        return xarray.Variable(("step", *column.dims), self.series(name), attrs if column.labels else {})
+        attrs = flags(column.labels) if column.labels else {}
+        return xarray.Variable(("step", *column.dims), self.series(name), attrs)
 
     def __getitem__(self, name: str) -> xarray.DataArray:
         import xarray
