@@ -27,7 +27,7 @@ _sessions: dict[Path, Any] = {}  # by run
 
 @hookimpl
 def stagelens_run_started(run: Run) -> None:
-    _sessions[run.folder] = wandb.init(
+    session: Any = wandb.init(
         project=os.environ.get("WANDB_PROJECT", "stagelens"),
         name=run.name,
         group=run.manifest.task,
@@ -36,13 +36,16 @@ def stagelens_run_started(run: Run) -> None:
         mode=os.environ.get("WANDB_MODE", "offline"),  # type: ignore[arg-type]
         reinit="create_new",
     )
+    session.define_metric("step")
+    session.define_metric("*", step_metric="step")  # the axis of every chart, and not the count of calls
+    _sessions[run.folder] = session
 
 
 @hookimpl
 def stagelens_reading_recorded(run: Run, step: float, readings: Sequence[Reading]) -> None:
     """The step goes with the values: a flow's steps are times, which are not whole."""
     values = {name: value for reading in readings for name, value in reading.scalars().items()}
-    _sessions[run.folder].log({"step": step, **values})
+    _sessions[run.folder].log({**values, "step": step})
 
 
 @hookimpl

@@ -7,6 +7,7 @@ import os
 import struct
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -52,6 +53,84 @@ def test_tensorboard_has_every_number_once_also_after_a_resume(tmp_path):
         kept = {event.step: event.value for event in events.Scalars(name.replace(" ", ""))}
         assert list(kept) == list(values), name
         assert np.allclose(list(kept.values()), list(values.values()), rtol=1e-6), name
+
+
+def events_of(folder):
+    """name -> its events, as TensorBoard reads them."""
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    found = EventAccumulator(str(folder / "tensorboard"), size_guidance={"scalars": 0}).Reload()
+    return {name: found.Scalars(name) for name in found.Tags()["scalars"]}
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@pytest.mark.parametrize("flow", [ref.id for _, ref in make_host().tasks if ref.id.endswith("flow")])
+def test_tensorboard_has_every_time_of_a_flow_on_a_step_of_its_own(flow, tmp_path):
+    pytest.importorskip("tensorboard")
+    host = make_host(["stagelens_tensorboard"])
+    run = sl.run(flow, runs=tmp_path, name="a", host=host, report=False)
+    events = events_of(run.folder)["loss"]
+    times, values = run.timeline.scalar("loss")
+    assert [event.wall_time for event in events] == list(times)
+    assert np.allclose([event.value for event in events], values, rtol=1e-6)
+    steps = np.array([event.step for event in events])
+    assert (np.diff(steps) > 0).all()
+    from stagelens_tensorboard import scale_of
+
+    off = np.abs(steps / scale_of(run.manifest.steps) - times)
+    assert off.max() <= 1e-5 * run.manifest.steps
+
+
+class Recorded(SimpleNamespace):
+    """As much of a run as an exporter sees."""
+
+    def __init__(self, folder, kind, steps):
+        manifest = SimpleNamespace(kind=kind, steps=steps)
+        super().__init__(folder=folder, checkpoints=[], command="stagelens run", manifest=manifest)
+
+
+TIMES = {
+    "close together": [0.0, 1e-9, 2e-9, 0.1, 0.1 + 1e-12, 0.5, np.nextafter(0.5, 1), 1.0],
+    "long": [0.0, 0.25, 0.5, 1e8 - 0.5, 1e8],
+    "beyond whole numbers": [0.0, 1e30, 2e30, 1e40],
+    "short": [0.0, 1e-12, 3e-12],
+    "no time at all": [0.0],
+}
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@pytest.mark.parametrize("times", TIMES.values(), ids=TIMES)
+def test_times_of_any_size_and_distance_stay_apart_in_tensorboard(times, tmp_path):
+    pytest.importorskip("tensorboard")
+    import stagelens_tensorboard as plugin
+
+    run = Recorded(tmp_path, "flow", times[-1])
+    plugin.stagelens_run_started(run)
+    for index, time in enumerate(times):
+        plugin.stagelens_reading_recorded(run, time, [sl.Reading("loss", float(index))])
+    plugin.stagelens_run_finished(run)
+    events = events_of(tmp_path)["loss"]
+    assert [(event.wall_time, event.value) for event in events] == [(time, index) for index, time in enumerate(times)]
+    assert (np.diff([event.step for event in events]) > 0).all()
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_names_that_differ_by_blanks_stay_apart_in_tensorboard(tmp_path):
+    pytest.importorskip("tensorboard")
+    import stagelens_tensorboard as plugin
+
+    run = Recorded(tmp_path, "training", 10)
+    reading = sl.Reading("x", np.array([1.0, 2.0, 3.0]), ("group",), {"group": ["0 back", "0back", "I(1)"]})
+    plugin.stagelens_run_started(run)
+    for step in (0, 10):
+        plugin.stagelens_reading_recorded(run, step, [reading])
+    plugin.stagelens_run_finished(run)
+    found = events_of(tmp_path)
+    assert {name: [(e.step, e.value) for e in events] for name, events in found.items()} == {
+        "x/group0back": [(0, 1.0), (10, 1.0)],
+        "x/group 0back": [(0, 2.0), (10, 2.0)],
+        "x/groupI(1)": [(0, 3.0), (10, 3.0)],
+    }
 
 
 @pytest.mark.slow

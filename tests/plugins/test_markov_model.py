@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 import torch
 from torch.nn.functional import cross_entropy, one_hot
@@ -157,7 +159,7 @@ def test_the_true_solution_is_cooperative_and_covers_every_group():
     timeline = recorder.timeline
     assert timeline["head_specialization/coverage"].item() == 1
     phase = timeline["head_specialization/phase"]
-    assert phase.attrs["flag_meanings"].split()[int(phase.item())] == "cooperative"
+    assert json.loads(phase.attrs["labels"])[int(phase.item())] == "cooperative"
     mass = timeline["head_specialization/mass"].sel(step=0, layer=0)
     for k in range(3):
         assert mass.sel(head=k, group=f"I({k + 1})").item() > 0.99

@@ -93,6 +93,86 @@ def test_a_column_of_a_wider_csv_is_chosen_by_name(cli, tmp_path):
     assert "unknown column 'their'" in cli("stages", path, "--metric", "their").complaint
 
 
+N = [*range(len(STEPS))]
+ZERO, LATER = STEPS * 0.0, [10 * step for step in N]
+
+
+@pytest.mark.parametrize(
+    ("header", "columns", "options"),
+    [
+        (",global_step,loss", (N, STEPS, CURVE), ()),
+        ("accuracy,global_step", (CURVE, STEPS), ()),
+        ("loss,step", (CURVE, STEPS), ()),
+        (",_step,_runtime,_timestamp,train_loss", (N, STEPS, N, LATER, CURVE), ()),  # W&B's history
+        ("_step,train/global_step,train/epoch,train/loss", (N, STEPS, ZERO, CURVE), ()),  # W&B of a Trainer
+        (
+            '"Step","brisk-sun-1 - loss","brisk-sun-1 - loss__MIN","brisk-sun-1 - loss__MAX"',
+            (STEPS, CURVE, CURVE, CURVE),
+            (),
+        ),
+        ("trainer/global_step,epoch,_timestamp,loss", (STEPS, ZERO, N, CURVE), ()),  # W&B of Lightning
+        (",loss,grad_norm,learning_rate,epoch,step", (N, CURVE, ZERO, ZERO, ZERO, STEPS), ()),  # Trainer's log_history
+        ("epoch,step,train_loss,val_loss", (ZERO, STEPS, CURVE, ZERO), ("--metric", "train_loss")),  # Lightning's csv
+        ("Wall time,Step,Value", (LATER, STEPS, CURVE), ()),  # TensorBoard
+        (",loss", (STEPS, CURVE), ()),  # a pandas series
+        ("Unnamed: 0,acc,loss", (STEPS, ZERO, CURVE), ()),  # a pandas frame with steps as its index
+        ("Iteration,acc,mine", (STEPS, ZERO, CURVE), ("--metric", "mine")),
+        ("iter,loss", (STEPS, CURVE), ()),
+        ("Epoch,loss", (STEPS, CURVE), ()),
+        ("mine,tokens,loss", (ZERO, STEPS, CURVE), ("--step", "tokens", "--metric", "loss")),
+        ("step,tokens,loss", (N, STEPS, CURVE), ("--step", "tokens", "--metric", "loss")),
+        ("loss,loss,step,acc", (ZERO, ZERO, STEPS, CURVE), ("--metric", "acc")),
+    ],
+)
+def test_the_step_and_the_curve_are_found_in_what_loggers_write(cli, tmp_path, header, columns, options):
+    path = curve_file(tmp_path, [header, *rows_of(*columns)])
+    found = cli("stages", path, *options, "--json").json
+    assert found["transitions"] == pytest.approx(TIMES, abs=10)
+    assert [found["stages"][0]["start"], found["stages"][-1]["end"]] == [STEPS[0], STEPS[-1]]
+
+
+@pytest.mark.parametrize(
+    ("header", "columns", "options", "message"),
+    [
+        ("a,b", 2, (), "does not say which column is the step (a, b); choose with --step NAME and --metric NAME"),
+        ("tokens,loss,acc", 3, ("--metric", "loss"), "does not say which column is the step"),
+        (",acc,loss", 3, ("--metric", "loss"), "which column is the step (a column without a name, acc, loss)"),
+        ("iter,iteration,loss", 3, (), "which column is the step (iter, iteration, loss)"),
+        ("train/step,eval/step,loss", 3, (), "does not say which column is the step"),
+        ("step,step,loss", 3, (), "does not say which column is the step"),
+        ("step,step,loss", 3, ("--step", "step"), "has 2 columns 'step'; rename them"),
+        ("step,loss,loss", 3, (), "more than one curve (step, loss, loss); choose one with --metric"),
+        ("step,loss,loss", 3, ("--metric", "loss"), "has 2 columns 'loss'; rename them"),
+        ("step,a,b", 3, (), "more than one curve (step, a, b)"),
+        ("step,value", 2, ("--metric", "loss"), "unknown column 'loss'"),
+        ("step,value", 2, ("--metric", "step"), "column 'step' is the step"),
+        ("step,value", 2, ("--step", "steep"), "unknown column 'steep'"),
+        ("0,1,2", 3, (), "3 columns without a header"),
+        ("0,1", 2, ("--step", "a"), "columns without a header"),
+    ],
+)
+def test_a_table_that_does_not_say_what_is_meant_is_asked_about(cli, tmp_path, header, columns, options, message):
+    answer = cli("stages", curve_file(tmp_path, [header, *rows_of(*[N] * columns)]), *options)
+    assert message in answer.complaint and answer.code == 2
+
+
+def test_lines_in_which_a_metric_was_not_logged_are_left_out(cli, tmp_path):
+    """Lightning and the Trainer write one line per event, each with some of the columns."""
+    lines = ["epoch,step,train_loss,val_loss"]
+    for step, value in zip(STEPS, CURVE, strict=True):
+        lines += [f"0,{step},{value},", f"0,{step},,1.0"]
+    path = curve_file(tmp_path, lines)
+    found = cli("stages", path, "--metric", "train_loss", "--json").json
+    assert found["transitions"] == pytest.approx(TIMES, abs=10)
+
+
+def test_a_run_has_no_step_column(cli, runs):
+    assert (
+        "--step epoch names a column of a csv file"
+        in cli("stages", "seed0", "--runs", runs, "--step", "epoch").complaint
+    )
+
+
 def test_semicolons_and_a_byte_order_mark_are_understood(cli, tmp_path):
     path = tmp_path / "curve.csv"
     path.write_text("\n".join(line.replace(",", ";") for line in ["step,loss", *rows_of(STEPS, CURVE)]), "utf-8-sig")

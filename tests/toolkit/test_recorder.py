@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import closing
+
 import numpy as np
 import pytest
 import torch
@@ -11,6 +13,8 @@ from torch import nn
 import stagelens as sl
 from stagelens.errors import UsageError
 from stagelens.probing import DoesNotApply, Probe
+from stagelens.store import Store, read_measurements
+from stagelens.timeline import Timeline
 
 
 @sl.probe(hooks="hook_middle")
@@ -168,6 +172,108 @@ def test_measuring_a_step_again_replaces_it():
     recorder, _model, _ = recorder_of()
     recorder.measure(0, x=1.0), recorder.measure(0, x=2.0)
     assert recorder.timeline["x"].values.tolist() == [2.0]
+
+
+@pytest.mark.parametrize(
+    "steps",
+    [[10, 5, 10], [3, 2, 1, 0], [0, 0.5, 0, 0.25, 1], [5, 5.0, 4], list(np.random.default_rng(0).integers(9, size=40))],
+)
+def test_steps_are_strictly_increasing_in_whatever_order_they_are_measured(steps, tmp_path):
+    """Each step has the value that was measured last; the store of a run follows the same rule."""
+    with closing(Store(tmp_path)) as store:
+        recorder, *_ = recorder_of(Second, sink=lambda measurement, readings: store.add(measurement))
+        for index, step in enumerate(steps):
+            recorder.measure(step, x=float(index))
+    expected = {step: float(index) for index, step in enumerate(steps)}
+    for timeline in (recorder.timeline, Timeline(read_measurements(tmp_path))):
+        assert timeline.steps.tolist() == sorted(expected)
+        assert timeline["x"].values.tolist() == [expected[step] for step in sorted(expected)]
+        assert not np.isnan(timeline["second/value"]).any()
+    assert [m.step for m in recorder.measurements] == sorted(expected)
+    if len(expected) > 3:
+        sl.detect_stages(*recorder.timeline.scalar("x"))
+
+
+@pytest.mark.parametrize("step", [np.int64(3), np.float32(0.5), torch.tensor(3), np.array(4.5), 2**53])
+def test_a_step_may_be_a_number_of_numpy_or_torch(step, tmp_path):
+    with closing(Store(tmp_path)) as store:
+        recorder, *_ = recorder_of(sink=lambda measurement, readings: store.add(measurement))
+        recorder.measure(step, x=1.0)
+        assert recorder.timeline.steps.tolist() == [float(step)]
+    assert [m.step for m in read_measurements(tmp_path)] == [float(step)]
+
+
+@pytest.mark.parametrize(
+    "step", [float("nan"), float("inf"), -float("inf"), 1e300, torch.tensor(torch.nan), np.ones(2), "10", None]
+)
+def test_a_step_that_is_no_number_is_refused_before_anything_is_measured(step):
+    recorder, model, _ = recorder_of(Second)
+    passes = []
+    model.register_forward_hook(lambda *_: passes.append(1))
+    with pytest.raises(UsageError, match="is not a finite number"):
+        recorder.measure(step)
+    assert not passes and not recorder.measurements
+
+
+class Shuffled(Probe):
+    """The same numbers at every step, in another order each time; `way` says what is shuffled."""
+
+    name, gives = "shuffled", ("mass", "leader")
+    way = "coords"
+    heads, kinds = ("a", "b", "c"), ("low", "high")
+
+    def readings(self, reduced, scene):
+        step = int(scene.step)
+        heads = np.roll(self.heads, step).tolist() if self.way == "coords" else self.heads
+        kinds = self.kinds[:: -1 if step % 2 else 1] if self.way == "labels" else self.kinds
+        mass = np.array([[ord(head) + layer for head in heads] for layer in (0, 10)])
+        dims, coords = ("layer", "head"), {"layer": [0, 10], "head": heads}
+        if self.way == "dims" and step % 2:
+            mass, dims = mass.T, dims[::-1]
+        if self.way == "other coords" and step:
+            coords["head"] = ("a", "b", "d")
+        if self.way == "other labels" and step:
+            kinds = ("low", "middle")
+        if self.way == "fewer" and step:
+            mass, heads = mass[:, :2], heads[:2]
+            coords["head"] = heads
+        yield sl.Reading("mass", mass, dims, coords)
+        codes = [kinds.index("low") if head == "a" else 1 - kinds.index("low") for head in heads]
+        yield sl.Reading("leader", np.array(codes), ("head",), {"head": coords["head"]}, labels=kinds)
+
+
+@pytest.mark.parametrize("way", ["coords", "labels", "dims"])
+def test_readings_that_change_their_order_are_matched_by_label(way):
+    recorder, *_ = recorder_of(type("Own", (Shuffled,), {"way": way}))
+    for step in range(5):
+        recorder.measure(step)
+    mass, leader = recorder.timeline["shuffled/mass"], recorder.timeline["shuffled/leader"]
+    assert not recorder.problems and mass.dims == ("step", "layer", "head")
+    for head in "abc":
+        assert mass.sel(head=head, layer=10).values.tolist() == [ord(head) + 10] * 5
+        names = [recorder.timeline.column("shuffled/leader").label(code) for code in leader.sel(head=head).values]
+        assert names == ["low" if head == "a" else "high"] * 5
+
+
+@pytest.mark.parametrize(
+    ("way", "message"),
+    [
+        ("other coords", "changed its coordinates of 'head' from ['a', 'b', 'c'] to ['a', 'b', 'd']"),
+        ("other labels", "changed its labels from ['low', 'high'] to ['low', 'middle']"),
+        ("fewer", "changed from shape {'layer': 2, 'head': 3} to {'layer': 2, 'head': 2}"),
+    ],
+)
+def test_a_reading_with_other_labels_than_at_first_is_a_problem_of_its_probe(way, message):
+    recorder, *_ = recorder_of(type("Own", (Shuffled,), {"way": way}), Second)
+    recorder.measure(0), recorder.measure(1)
+    assert message in recorder.problems["shuffled"]
+    assert len(recorder.timeline.scalar("second/value")[0]) == 2
+
+
+def test_one_name_for_two_places_is_a_problem_of_its_probe():
+    recorder, *_ = recorder_of(type("Own", (Shuffled,), {"heads": ("a", "b", "b")}))
+    recorder.measure(0)
+    assert "name one place twice" in recorder.problems["shuffled"]
 
 
 def test_without_hooks_or_batch_it_says_what_it_needs():

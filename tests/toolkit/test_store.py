@@ -8,6 +8,7 @@ import sqlite3
 import subprocess
 import sys
 from contextlib import closing
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -84,7 +85,7 @@ def test_a_failed_transaction_leaves_what_was_there(tmp_path):
     store = Store(tmp_path)
     store.add(measurement(0))
     with pytest.raises(EnvironmentFault):
-        store.add(measurement(1), pack(None, [Reading("loss", 1.0)]))
+        store.add(measurement(1), replace(measurement(1), step=None))
     store.add(measurement(2, heads=5))
     store.close()
     assert [m.step for m in read_measurements(tmp_path)] == [0, 2]
@@ -217,6 +218,6 @@ def test_a_copy_without_its_log_is_still_a_timeline(written, tmp_path_factory):
 @pytest.mark.parametrize("steps", [(0.0, 1e300), (0.0, float("inf")), (-1e200, 0.0)])
 def test_steps_that_no_training_has_are_refused(tmp_path, steps):
     with closing(Store(tmp_path)) as store:
-        store.add(*(pack(step, [Reading("loss", 1.0)]) for step in steps))
+        store.add(*(replace(measurement(0), step=step) for step in steps))
     with pytest.raises(EnvironmentFault, match="its steps are no rising numbers"):
         read_measurements(tmp_path)

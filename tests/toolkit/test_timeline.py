@@ -7,7 +7,7 @@ import pytest
 
 from stagelens import Reading, Timeline
 from stagelens.errors import UsageError
-from stagelens.timeline import layout_from_json, layout_to_json, pack
+from stagelens.timeline import Measurement, layout_from_json, layout_to_json, pack
 
 
 def readings(step):
@@ -42,7 +42,13 @@ def test_what_was_not_measured_is_nan_and_left_out_of_scalars():
 
 
 def test_categories_keep_their_labels():
-    assert TIMELINE["probe/phase"].attrs == {"flag_values": [0, 1], "flag_meanings": "diffuse sharp"}
+    expected = {"labels": '["diffuse", "sharp"]', "flag_values": [0, 1], "flag_meanings": "diffuse sharp"}
+    assert TIMELINE["probe/phase"].attrs == expected
+
+
+def test_a_code_between_two_labels_has_none():
+    column = TIMELINE.column("probe/phase")
+    assert [column.label(code) for code in (0, 1.0, 0.5, 2, -1)] == ["diffuse", "sharp", "0.5", "2", "-1"]
 
 
 def test_the_dataset_holds_every_series_and_the_runs_attributes():
@@ -74,6 +80,37 @@ def test_unknown_series_list_the_known_ones():
 def test_a_layout_survives_json():
     layout = pack(0, readings(10)).layout
     assert layout_from_json(layout_to_json(layout)) == layout
+
+
+def test_a_timeline_puts_stored_measurements_together_by_name():
+    """Whatever order, coordinates and labels each measurement has; what one does not have is nan."""
+    first = Reading("x", np.array([[1.0, 2.0], [3.0, 4.0]]), ("layer", "head"), {"layer": [0, 1], "head": ["a", "b"]})
+    turned = Reading("x", np.array([[4.0, 2.0], [3.0, 1.0]]), ("head", "layer"), {"layer": [1, 0], "head": ["b", "a"]})
+    more = Reading("x", np.array([[9.0]]), ("layer", "head"), {"layer": [2], "head": ["a"]})
+    codes = [
+        Reading("c", 0.0, labels=("rest", "0 back")),
+        Reading("c", 1.0, labels=("0 back", "rest")),
+        Reading("c", 1.0, labels=("new", "rest")),
+    ]
+    given = [pack(s, [a, c]) for s, a, c in zip([2, 0, 1], [first, turned, more], codes, strict=True)]
+    timeline = Timeline(given)
+    x = timeline["x"]
+    for step, known in ((2, first), (0, first), (1, more)):
+        for layer in (0, 1, 2):
+            for head in "ab":
+                inside = layer in known.coords["layer"] and head in known.coords["head"]
+                expected = known.array()[known.coords["layer"].index(layer), "ab".index(head)] if inside else np.nan
+                assert np.array_equal(x.sel(step=step, layer=layer, head=head), expected, equal_nan=True)
+    assert [timeline.column("c").label(code) for code in timeline.series("c")] == ["rest"] * 3
+    with pytest.raises(UsageError, match=r"series 'x' has dims \('layer', 'head'\) at some steps and \('head',\)"):
+        Timeline([given[0], pack(3, [Reading("x", np.ones(2), ("head",))])])
+
+
+def test_of_two_measurements_of_one_step_the_later_counts():
+    timeline = Timeline([pack(step, [Reading("x", value)]) for step, value in [(10, 0.0), (5, 1.0), (10.0, 2.0)]])
+    assert timeline.steps.tolist() == [5, 10] and timeline.series("x").tolist() == [1.0, 2.0]
+    with pytest.raises(UsageError, match="step nan is not a finite number"):
+        Timeline([Measurement(float("nan"), (), np.empty(0))])
 
 
 def test_a_reading_must_fit_its_dims_and_coordinates():

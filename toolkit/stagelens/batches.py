@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import copy
+import dataclasses
+from collections.abc import Callable, MutableMapping
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -13,21 +16,48 @@ from stagelens.seeds import generator
 from stagelens.task import Batch, Task
 
 
+def map_leaves(function: Callable[[Any], Any], batch: Batch) -> Batch:
+    """`batch` with `function` applied to what its mappings, lists, tuples and dataclasses hold."""
+    if isinstance(batch, dict):
+        return {key: map_leaves(function, value) for key, value in batch.items()}
+    if isinstance(batch, tuple | list):
+        values = [map_leaves(function, value) for value in batch]
+        return type(batch)(*values) if hasattr(batch, "_fields") else type(batch)(values)
+    if isinstance(batch, MutableMapping):  # such as the BatchEncoding of a tokenizer
+        mapped = copy.copy(batch)
+        for key, value in batch.items():
+            mapped[key] = map_leaves(function, value)
+        return mapped
+    if dataclasses.is_dataclass(batch) and not isinstance(batch, type):
+        mapped = copy.copy(batch)
+        for field in dataclasses.fields(batch):
+            object.__setattr__(mapped, field.name, map_leaves(function, getattr(batch, field.name)))
+        return mapped
+    return function(batch)
+
+
 def map_tensors(function: Callable[[Tensor], Tensor], batch: Batch) -> Batch:
     """`batch` with `function` applied to each of its tensors."""
-    if isinstance(batch, Tensor):
-        return function(batch)
-    if isinstance(batch, dict):
-        return {key: map_tensors(function, value) for key, value in batch.items()}
-    if isinstance(batch, tuple | list):
-        values = [map_tensors(function, value) for value in batch]
-        return type(batch)(*values) if hasattr(batch, "_fields") else type(batch)(values)
-    return batch
+    return map_leaves(lambda leaf: function(leaf) if isinstance(leaf, Tensor) else leaf, batch)
 
 
 def move(batch: Batch, device: torch.device | str) -> Batch:
     """`batch` on `device`."""
     return map_tensors(lambda tensor: tensor.to(device), batch)
+
+
+def own(batch: Batch, device: torch.device | str | None = None) -> Batch:
+    """A copy of `batch`, on `device` if one is given. Later changes of `batch` in place do not reach the copy.
+
+    Tensors and numpy arrays are copied, without a tensor's graph. Other objects are shared.
+    """
+
+    def copied(leaf: Any) -> Any:
+        if isinstance(leaf, Tensor):
+            return leaf.detach().to(device, copy=True).requires_grad_(leaf.requires_grad)
+        return leaf.copy() if isinstance(leaf, np.ndarray) else leaf
+
+    return map_leaves(copied, batch)
 
 
 class Batches:

@@ -7,96 +7,22 @@ what nobody reads.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.nn.modules.module import _has_any_global_hook
-from transformer_lens import HookedTransformerConfig
 from transformer_lens import components as lens
+from transformer_lens.utilities.activation_functions import gelu_new
 
 from stagelens import _components as ours
+from stagelens._covered import blocks_of, own_residual
+from stagelens._covered import covers as covers
+from stagelens._covered import unknown_in as unknown_in
+from stagelens._covered import watched as watched
 
-DTYPES = (torch.float32, torch.float64)
 SHORT = 128  # positions: on a CPU, up to here products are faster than the fused kernel
 EVERY = slice(None)  # every position
-EMBEDDINGS = (lens.Embed, ours.LinearEmbed)
-POSITIONS = (lens.PosEmbed, ours.SinusoidalPositions)
-ATTENTIONS = (lens.Attention, ours.Attention)
-MLPS = (lens.MLP, ours.MLP)
-NORMS = (lens.LayerNorm, lens.LayerNormPre, nn.Identity, type(None))
-
-# Fields of a config that are followed here, and those that leave a forward pass without hooks as it is.
-FOLLOWED = """
-    n_layers d_model n_ctx d_head n_heads d_mlp d_vocab d_vocab_out act_fn attn_only attn_scale use_attn_scale
-    scale_attn_by_inverse_layer_idx eps normalization_type positional_embedding_type attention_dir dtype
-    use_local_attn attn_types window_size
-"""
-WITHOUT_EFFECT = """
-    model_name original_architecture tokenizer_name tokenizer_prepends_bos default_prepend_bos trust_remote_code
-    from_checkpoint checkpoint_index checkpoint_label_type checkpoint_value n_params device seed init_mode init_weights
-    initializer_range use_attn_result use_split_qkv_input use_attn_in use_hook_mlp_in use_hook_tokens
-    rotary_dim rotary_base
-"""
-# Every other field must have its default.
-DEFAULTS = {
-    name: field.default
-    for name, field in HookedTransformerConfig.__dataclass_fields__.items()
-    if name not in {*FOLLOWED.split(), *WITHOUT_EFFECT.split()}
-}
-
-
-def covers(model: Any, inputs: Any, itself: bool = False) -> bool:
-    """Whether `logits` gives what the model's own forward pass gives on `inputs`, and nobody would miss a hook.
-
-    Hooks on the model `itself` are missed where it is not called.
-    """
-    return (
-        isinstance(inputs, Tensor)
-        and inputs.device == model.unembed.W_U.device
-        and _readable(model, inputs)
-        and not unknown_in(model)
-        and not watched(model, itself)
-    )
-
-
-def unknown_in(model: Any) -> str:
-    """What of `model` is not known here; empty where all is. Configs and parts may be changed at any time."""
-    cfg = model.cfg
-    values = vars(cfg)
-    if cfg.positional_embedding_type not in ("standard", "none"):
-        return f"{cfg.positional_embedding_type} positions"
-    for name, default in DEFAULTS.items():
-        if values[name] != default:
-            return f"{name} = {values[name]!r}"
-    if "Olmo" in (cfg.original_architecture or ""):  # TransformerLens norms these after their parts
-        return f"original_architecture = {cfg.original_architecture!r}"
-    if model.unembed.W_U.dtype not in DTYPES:
-        return str(model.unembed.W_U.dtype)
-    if cfg.act_fn == "solu_ln" and not cfg.attn_only:
-        return "act_fn = 'solu_ln'"
-    return next(
-        (f"a part of type {type(part).__name__}" for part, kinds in _parts(model) if type(part) not in kinds), ""
-    )
-
-
-def _parts(model: Any) -> Iterator[tuple[Any, tuple[type, ...]]]:
-    """Each part that is computed with, and the types it may have."""
-    yield model.embed, EMBEDDINGS
-    if model.cfg.positional_embedding_type == "standard":
-        yield model.pos_embed, POSITIONS
-    for block in model.blocks:
-        yield block, (lens.TransformerBlock,)
-        yield block.ln1, NORMS
-        yield block.attn, ATTENTIONS
-        yield block.attn._attention_dir_override, (type(None),)
-        if not model.cfg.attn_only:
-            yield block.ln2, NORMS
-            yield block.mlp, MLPS
-    yield getattr(model, "ln_final", None), NORMS
-    yield model.unembed, (lens.Unembed,)
 
 
 def logits(model: Any, inputs: Tensor, queries: slice = EVERY) -> Tensor:
@@ -106,17 +32,19 @@ def logits(model: Any, inputs: Tensor, queries: slice = EVERY) -> Tensor:
     """
     batch, length = inputs.shape[:2]
     x = _embedded(model, inputs).flatten(0, 1)  # the residual stream, [batch * pos, d_model]
-    for block in model.blocks:
-        asked = queries if block is model.blocks[-1] else EVERY
+    blocks = blocks_of(model)
+    for index, block in enumerate(blocks, start=1):
+        asked = queries if index == len(blocks) else EVERY
         seen = _normalized(block.ln1, x)
         x = _at(asked, x, batch)
         asking = seen if asked == EVERY else _normalized(block.ln1, x)
         x = x + _attention(block.attn, asking, seen, batch, asked)
         if not model.cfg.attn_only:
             x = x + _mlp(block.mlp, _normalized(block.ln2, x))
-    if not len(model.blocks):
+    if not blocks:
         x = _at(queries, x, batch)
-    x = _normalized(getattr(model, "ln_final", None), x)
+    if model.cfg.normalization_type is not None:
+        x = _normalized(model.ln_final, x)
     found = torch.addmm(model.unembed.b_U, x, model.unembed.W_U)
     return found.view(batch, len(range(length)[queries]), found.shape[1])
 
@@ -137,13 +65,14 @@ def _embedded(model: Any, inputs: Tensor) -> Tensor:
     x = inputs @ weight if inputs.is_floating_point() else F.embedding(inputs, weight)
     if model.cfg.positional_embedding_type == "standard":
         x = x + model.pos_embed.W_pos[: inputs.shape[1]]
-    return _dropped(model, "embed_dropout", x)
+    return _dropped(model.embed_dropout, x) if own_residual(model) else x
 
 
 def _normalized(norm: Any, x: Tensor) -> Tensor:
-    if norm is None or isinstance(norm, nn.Identity):
+    if type(norm) is nn.Identity:
         return x
-    return F.layer_norm(x, x.shape[-1:], getattr(norm, "w", None), getattr(norm, "b", None), norm.eps)
+    weight, bias = (norm.w, norm.b) if type(norm) is lens.LayerNorm else (None, None)
+    return F.layer_norm(x, x.shape[-1:], weight, bias, norm.eps)
 
 
 def _attention(attn: Any, asking: Tensor, seen: Tensor, batch: int, queries: slice) -> Tensor:
@@ -154,7 +83,7 @@ def _attention(attn: Any, asking: Tensor, seen: Tensor, batch: int, queries: sli
         (q,), (k, v) = _projected(attn, "Q", asking, batch), _projected(attn, "KV", seen, batch)
     z = _attended(attn, q, k, v, queries).transpose(1, 2)  # [batch, query, head, d_head]
     out = torch.addmm(attn.b_O, z.flatten(2).flatten(0, 1), attn.W_O.flatten(0, 1))
-    return _dropped(attn, "out_dropout", out)
+    return _dropped(attn.out_dropout, out) if type(attn) is ours.Attention else out
 
 
 def _projected(attn: Any, names: str, x: Tensor, batch: int) -> Tensor:
@@ -178,7 +107,8 @@ def _attended(attn: Any, q: Tensor, k: Tensor, v: Tensor, queries: slice) -> Ten
     and it can be differentiated once: a second derivative (of a model in evaluation mode) and the transforms of
     `torch.func` take the products.
     """
-    slopes, rate = getattr(attn, "alibi_slope", None), _rate(attn, "pattern_dropout")
+    own = type(attn) is ours.Attention
+    slopes, rate = (attn.alibi_slope, _rate(attn.pattern_dropout)) if own else (None, 0.0)
     scale, causal = 1 / float(attn.attn_scale), attn.cfg.attention_dir == "causal"
     window = attn.cfg.window_size if causal and attn.attn_type == "local" else None
     once = attn.training or not torch.is_grad_enabled()
@@ -212,47 +142,15 @@ def _bias(k: Tensor, slopes: Tensor | None, causal: bool, window: int | None) ->
 
 def _mlp(mlp: Any, x: Tensor) -> Tensor:
     hidden = torch.addmm(mlp.b_in, x, mlp.W_in)
-    hidden = F.gelu(hidden, approximate="tanh") if mlp.cfg.act_fn == "gelu_new" else mlp.act_fn(hidden)
-    return _dropped(mlp, "out_dropout", torch.addmm(mlp.b_out, hidden, mlp.W_out))
+    hidden = F.gelu(hidden, approximate="tanh") if mlp.act_fn is gelu_new else mlp.act_fn(hidden)
+    out = torch.addmm(mlp.b_out, hidden, mlp.W_out)
+    return _dropped(mlp.out_dropout, out) if type(mlp) is ours.MLP else out
 
 
-def _dropped(part: Any, name: str, x: Tensor) -> Tensor:
-    rate = _rate(part, name)
+def _dropped(dropout: nn.Dropout, x: Tensor) -> Tensor:
+    rate = _rate(dropout)
     return F.dropout(x, rate) if rate else x
 
 
-def _rate(part: Any, name: str) -> float:
-    """Of a dropout that only our own parts have."""
-    dropout = getattr(part, name, None)
-    return float(dropout.p) if dropout is not None and dropout.training else 0.0
-
-
-def _readable(model: Any, inputs: Tensor) -> bool:
-    """Whether `inputs` have the kind, the shape and a length that the embedding takes, with no padding to be found."""
-    if type(model.embed) is ours.LinearEmbed:
-        right = inputs.dim() == 3 and inputs.dtype == model.embed.W_E.dtype
-    else:
-        right = inputs.dim() == 2 and inputs.dtype in (torch.int64, torch.int32)
-    fits = right and (model.cfg.positional_embedding_type == "none" or inputs.shape[1] <= model.cfg.n_ctx)
-    return fits and getattr(model.tokenizer, "padding_side", "right") != "left"
-
-
-def watched(model: Any, itself: bool = False) -> bool:
-    """Whether some part, or also the model `itself`, has a hook, forward or backward, or a forward pass of its own."""
-    if _has_any_global_hook():  # type: ignore[no-untyped-call]
-        return True
-    parts = [model] if itself else [*model._modules.values()]
-    while parts:
-        part = parts.pop()
-        if part is None:
-            continue
-        if (
-            part._forward_hooks
-            or part._forward_pre_hooks
-            or part._backward_hooks
-            or part._backward_pre_hooks
-            or "forward" in part.__dict__
-        ):
-            return True
-        parts.extend(part._modules.values())
-    return False
+def _rate(dropout: nn.Dropout) -> float:
+    return float(dropout.p) if dropout.training else 0.0

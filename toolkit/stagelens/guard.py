@@ -1,4 +1,4 @@
-"""The guard: looking at a model must not change it, nor the random states, nor take more memory each time.
+"""The guard: looking at a model must not change it, its modes or the random states, nor take more memory each time.
 
 A probe that does is found and named.
 """
@@ -8,13 +8,14 @@ from __future__ import annotations
 import os
 import random
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 import torch
+from torch import nn
 
 from stagelens.errors import StagelensError
 from stagelens.limits import MEMORY_LIMIT, TIME_LIMIT, armed, limit
@@ -37,7 +38,7 @@ class Guard:
     the next one is made with a pass for each probe, and `watching` around it.
     """
 
-    def __init__(self, model: torch.nn.Module) -> None:
+    def __init__(self, model: nn.Module) -> None:
         self._model = model
         self._limit = limit(MEMORY_LIMIT)
         limit(TIME_LIMIT)  # a mistake in it is told here, not taken for a probe's
@@ -101,7 +102,56 @@ class Guard:
         return 0 < self._limit < resident() - self._resident
 
 
-def fingerprint(model: torch.nn.Module) -> int:
+@contextmanager
+def evaluating(model: nn.Module) -> Iterator[None]:
+    """Evaluation mode. Afterwards every module that `model.eval()` reaches has its own mode again.
+
+    A model with a `train` of its own may do more there than set modes, such as merge weights. So its own `train` undoes
+    that, before each module gets its mode.
+    """
+    modules = list(reached(model))
+    modes = [module.training for module in modules]
+    custom = any(_has_own_modes(module) for module in modules)
+    mode = model.training
+    model.eval()
+    try:
+        yield
+    finally:
+        if custom:
+            model.train(mode)
+        for module, own in zip(modules, modes, strict=True):
+            module.training = own
+
+
+def reached(model: nn.Module) -> Iterator[nn.Module]:
+    """Every module of `model`, and those that a module with a `train` of its own holds outside of `modules()`.
+
+    A TransformerBridge holds the model that it bridges that way.
+    """
+    seen: set[int] = set()
+    waiting: list[Any] = [model]
+    while waiting:
+        held = waiting.pop()
+        if id(held) in seen:
+            continue
+        seen.add(id(held))
+        if isinstance(held, nn.Module):
+            yield held
+            waiting += held.__dict__.values() if _has_own_modes(held) else held._modules.values()
+        elif isinstance(held, Mapping):
+            waiting += held.values()
+        elif isinstance(held, list | tuple | set):
+            waiting += held
+
+
+def _has_own_modes(module: nn.Module) -> bool:
+    kind, own = type(module), module.__dict__
+    return not (
+        kind.train is nn.Module.train and kind.eval is nn.Module.eval and "train" not in own and "eval" not in own
+    )
+
+
+def fingerprint(model: nn.Module) -> int:
     """A checksum of the parameters."""
     crc = 0
     for parameter in model.parameters():
@@ -112,23 +162,34 @@ def fingerprint(model: torch.nn.Module) -> int:
 
 @dataclass(frozen=True)
 class RandomStates:
-    """The global random states of torch (CPU), numpy and Python."""
+    """The global random states of torch (CPU), numpy (whatever its bit generator is) and Python."""
 
     torch: bytes
-    numpy: tuple[Any, ...]
+    numpy: tuple[Any, ...]  # as in `_frozen`
     python: tuple[Any, ...]
+    generator: Any = field(compare=False)  # numpy's bit generator and its state, to be put back
+    state: Any = field(compare=False)
 
     @classmethod
     def now(cls) -> RandomStates:
-        state: Any = np.random.get_state()  # noqa: NPY002  the one that others may rely on
-        name, keys, *rest = state
-        return cls(torch.get_rng_state().numpy().tobytes(), (name, keys.tobytes(), *rest), random.getstate())
+        generator, state = np.random.get_bit_generator(), np.random.get_state(legacy=False)  # noqa: NPY002
+        frozen = (id(generator), *_frozen(state))
+        return cls(torch.get_rng_state().numpy().tobytes(), frozen, random.getstate(), generator, state)
 
     def restore(self) -> None:
-        name, keys, *rest = self.numpy
         torch.set_rng_state(torch.frombuffer(bytearray(self.torch), dtype=torch.uint8))
-        np.random.set_state((name, np.frombuffer(keys, np.uint32), *rest))  # noqa: NPY002
+        np.random.set_bit_generator(self.generator)
+        np.random.set_state(self.state)  # noqa: NPY002
         random.setstate(self.python)
+
+
+def _frozen(state: Any) -> Iterable[Any]:
+    """The entries of a state of numpy's, with arrays as bytes, so that two states can be compared."""
+    for name, value in state.items():
+        if isinstance(value, dict):
+            yield from _frozen(value)
+        else:
+            yield name, value.tobytes() if isinstance(value, np.ndarray) else value
 
 
 def resident() -> float:

@@ -46,6 +46,7 @@ class FastTransformer(HookedTransformer):  # type: ignore[misc]
 
     A call that asks for logits or a loss, while no hook is on any part, takes `stagelens.forward`; every other one
     takes TransformerLens' own way, with all its hook points. The two agree up to rounding; their dropout masks differ.
+    So does a model whose config or parts were changed to something that `stagelens.forward` does not know.
     """
 
     def forward(self, input: Any, return_type: str | None = "logits", *args: Any, **options: Any) -> Any:
@@ -73,6 +74,8 @@ class Transformer(FastTransformer):
 
     `positions`, `dropout` and `d_in` say what was added; `blocks.{l}.attn.alibi_slope` [head] are the slopes.
     """
+
+    own_residual = True  # `get_residual` is ours: there may be no positions, and there is a dropout
 
     def __init__(
         self, cfg: Any, *, positions: Positions, slopes: Tensor | None, dropout: float, d_in: int | None

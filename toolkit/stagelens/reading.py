@@ -44,6 +44,10 @@ class Reading:
         for dim, labels in self.coords.items():
             if dim not in self.dims or len(labels) != array.shape[self.dims.index(dim)]:
                 raise ValueError(f"reading {self.name!r} of shape {array.shape}: coords of {dim!r} do not fit")
+            if len(set(labels)) < len(labels):
+                raise ValueError(f"reading {self.name!r}: coords of {dim!r} name one place twice, {list(labels)}")
+        if len(set(self.labels)) < len(self.labels):
+            raise ValueError(f"reading {self.name!r}: labels name two codes alike, {list(self.labels)}")
         return array
 
     def scalars(self) -> dict[str, float]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -11,16 +12,16 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from stagelens.batches import move
+from stagelens.batches import own
 from stagelens.errors import UsageError
-from stagelens.guard import Guard, Misbehaved, ModelChanged
+from stagelens.guard import Guard, Misbehaved, ModelChanged, evaluating
 from stagelens.limits import contained
 from stagelens.observing import Metrics, Observed, observe, read
 from stagelens.probing import DoesNotApply, Omitted, Probe
 from stagelens.reading import Reading
 from stagelens.scene import Loss, Scene, Site
 from stagelens.task import Batch, Group, Task
-from stagelens.timeline import Column, Measurement, Timeline, column_of, pack
+from stagelens.timeline import Column, Measurement, Timeline, check_same, column_of, pack, placed, plain_step
 
 if TYPE_CHECKING:
     from transformer_lens import HookedRootModule
@@ -32,6 +33,8 @@ Sink = Callable[[Measurement, Sequence[Reading]], None]
 
 class Recorder:
     """Measures `model` with `probes` on one fixed `batch`, in one forward pass for all of them.
+
+    The recorder copies `batch` and `directions`, so a loop may reuse or change its own tensors in place.
 
         recorder = sl.Recorder(model, probes=["attention_sparsity"], batch=tokens)
         ...                                    # in the training loop:
@@ -70,9 +73,9 @@ class Recorder:
         device = parameter.device if parameter is not None else "cpu"
         self.scene = Scene(
             model,
-            move(batch, device),
+            own(batch, device),
             groups=groups or (task.groups() if task else {}),
-            directions=directions or (task.directions() if task else {}),
+            directions=own(dict(directions or (task.directions() if task else {}))),
             references=references or (task.references() if task else {}),
             conserved=task.conserved if task else None,
             queries=task.queries() if task else slice(None),
@@ -105,12 +108,15 @@ class Recorder:
             self.probes[probe.name] = probe
 
     def measure(self, step: float, **scalars: float | Tensor) -> list[Reading]:
-        """Measures now. `scalars` are recorded beside the probes' readings."""
+        """Measures now. `scalars` are recorded beside the probes' readings.
+
+        A step that was measured before is replaced, and an earlier one is put in its order.
+        """
         return self.record(step, self.observe(step), scalars)
 
     def observe(self, step: float) -> Observed:
         """What the probes see now; nothing of it is recorded."""
-        scene = replace(self.scene, step=step, output=None, loss=None)
+        scene = replace(self.scene, step=plain_step(step), output=None, loss=None)
         try:
             with self.looking():
                 return self._one_by_one(scene) if self._guard.suspicious else self._observe(scene, self.probes)
@@ -168,7 +174,7 @@ class Recorder:
     @contextmanager
     def looking(self) -> Iterator[None]:
         """Without gradients, in evaluation mode, and with modes and random states left as found."""
-        with self._guard.measuring(), _evaluating(self.scene.model), torch.no_grad():
+        with self._guard.measuring(), evaluating(self.scene.model), torch.no_grad():
             yield
 
     def record(self, step: float, observed: Observed, scalars: Mapping[str, float | Tensor]) -> list[Reading]:
@@ -178,9 +184,9 @@ class Recorder:
         for name, found in observed.readings.items():
             readings += self._named(self.probes[name], found) if name in self.probes else []
         measurement = pack(step, readings, self._columns)
-        if self.measurements and self.measurements[-1].step >= step:
-            self.measurements = [m for m in self.measurements if m.step != step]
-        self.measurements.append(measurement)
+        at = bisect_left(self.measurements, measurement.step, key=lambda m: m.step)
+        again = at < len(self.measurements) and self.measurements[at].step == measurement.step
+        self.measurements[at : at + again] = [measurement]
         if self._sink is not None:
             self._sink(measurement, readings)
         return readings
@@ -227,25 +233,29 @@ class Recorder:
         try:
             with np.errstate(over="ignore", invalid="ignore"):
                 readings = [Reading(f"{probe.name}/{r.name}", r.array(), r.dims, r.coords, r.labels) for r in given]
-            for reading in readings:
-                self._check(reading)
+            return [self._checked(reading) for reading in readings]
         except Exception as error:
             self._drop(probe, error)
             return []
-        return readings
 
-    def _check(self, reading: Reading) -> None:
-        """Refuses a reading that changes its shape, or in which a number becomes nan."""
+    def _checked(self, reading: Reading) -> Reading:
+        """`reading` with dims, coordinates and labels in the order of its first measurement.
+
+        Refuses a reading that has others than at first, or in which a number becomes nan.
+        """
         name, values = reading.name, np.asarray(reading.values)
         column = column_of(reading, values.shape, self._columns.get(name))
         before = self._columns.setdefault(name, column)
-        if (column.dims, column.shape) != (before.dims, before.shape):
-            raise ValueError(f"reading {name!r} changed from shape {before.shape} to {column.shape}")
+        if column is not before:
+            check_same(column, before)
+            values = placed(values[None], column, before)[0]
+            reading = Reading(name, values, before.dims, dict(before.coords), before.labels)
         missing = np.isnan(values)
         if name not in self._numbers:
             self._numbers[name] = ~missing
         if missing.any() and (missing.all() or (self._numbers[name] & missing).any()):
             raise ValueError(f"reading {name!r} is nan")
+        return reading
 
     def _drop(self, probe: Probe, error: Exception, site: Site | None = None) -> None:
         if isinstance(error, DoesNotApply):
@@ -280,15 +290,3 @@ def _problem(probe: Probe, error: Exception, site: Site | None = None) -> str:
     where = site.name if site else ", ".join(probe.hooks)
     hook = f" at hook {where!r}" if where else ""
     return f"probe {probe.name!r}{hook} failed: {type(error).__name__}: {' '.join(str(error).split())}"
-
-
-@contextmanager
-def _evaluating(model: Any) -> Iterator[None]:
-    """Evaluation mode, and each module back in its own mode afterwards."""
-    modes = {module: module.training for module in model.modules()}
-    model.eval()
-    try:
-        yield
-    finally:
-        for module, mode in modes.items():
-            module.training = mode

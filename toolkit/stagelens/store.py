@@ -14,10 +14,9 @@ from typing import Any
 import numpy as np
 
 from stagelens.errors import EnvironmentFault, UsageError
-from stagelens.timeline import Layout, Measurement, layout_from_json, layout_to_json
+from stagelens.timeline import LARGEST_STEP, Layout, Measurement, layout_from_json, layout_to_json
 
 FILE = "timeline.sqlite"
-LARGEST_STEP = 1e100  # beyond any training or flow; an axis needs room above it
 APPLICATION_ID = 0x57A6E1E5  # marks the file as ours in its header
 FORMAT = 1
 NOT_THE_FILE = {  # what is wrong is around the file: the disk, its rights, or somebody who holds it

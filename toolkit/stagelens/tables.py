@@ -13,8 +13,19 @@ from numpy.typing import NDArray
 
 from stagelens.errors import UsageError, unknown
 
-STEP_NAMES = ("step", "steps", "time", "t", "epoch", "iteration")
+# Names of a step column, the surest first; W&B and Lightning put a group before them, as in `trainer/global_step`.
+STEP_NAMES = (
+    ("global_step", "training_step", "train_step", "optimizer_step", "update_step"),
+    ("step", "steps"),
+    ("_step",),  # of W&B: it counts calls of `log` where nobody gave it a step
+    ("iteration", "iterations", "iter", "iters", "n_iter", "update", "updates"),
+    ("epoch", "epochs"),
+    ("time", "t"),
+)
 VALUE_NAMES = ("value", "loss")
+BOOKKEEPING = ("_runtime", "_timestamp", "wall_time", "timestamp")  # of W&B and TensorBoard: no curves
+BOUNDS = ("__min", "__max")  # beside a curve that W&B exports
+INDEX_NAMES = ("", "unnamed: 0")  # of a pandas index
 
 
 @dataclass(frozen=True)
@@ -26,22 +37,27 @@ class CurveFile:
     values: NDArray[np.float64]
 
 
-def read_curve(path: Path, metric: str | None = None) -> CurveFile:
-    """The curve in a csv file with a header `step,value`, two columns of numbers, or a wider table and a `metric`.
+def read_curve(path: Path, metric: str | None = None, step: str | None = None) -> CurveFile:
+    """The curve in a csv file: two columns of numbers, or the columns `step` and `metric` of a table with a header.
 
-    Anything that is not a whole, rising curve is an error that names the line.
+    Without names, the step is the column with a name that loggers give it, and the curve the only other one or the
+    loss. If that does not settle it, the error asks for names. Anything that is not a whole, rising curve is an error
+    that names the line. In a table of several curves, lines in which this one has no value are left out.
     """
     rows = _rows(path)
     header = [] if _is_number(rows[0][1][0]) else [name.strip() for name in rows[0][1]]
-    body = rows[1:] if header else rows
-    step, value = _columns(path, header, len(rows[0][1]), metric)
+    body, width = rows[1:] if header else rows, len(rows[0][1])
+    for line, cells in body:
+        if len(cells) != width:
+            raise UsageError(f"{path}, line {line}: {len(cells)} cells, expected {width} as in the first line")
+    at, value = (
+        _columns(path, header, [cells for _, cells in body], metric, step) if header else _plain(path, rows, step)
+    )
     points: list[tuple[float, float]] = []
     for line, cells in body:
-        if len(cells) != len(rows[0][1]):
-            raise UsageError(
-                f"{path}, line {line}: {len(cells)} cells, expected {len(rows[0][1])} as in the first line"
-            )
-        point = (_number(path, line, cells[step], "step"), _number(path, line, cells[value], "value"))
+        if width > 2 and not cells[value].strip():
+            continue
+        point = (_number(path, line, cells[at], "step"), _number(path, line, cells[value], "value"))
         if points and point[0] <= points[-1][0]:
             what = "is there twice" if point[0] == points[-1][0] else f"comes after {points[-1][0]:g}"
             raise UsageError(f"{path}, line {line}: step {point[0]:g} {what}; expected rising steps, so sort the file")
@@ -78,25 +94,75 @@ def _delimiter(text: str) -> str:
     return next((mark for mark in ",;\t" if mark in first), ",")
 
 
-def _columns(path: Path, header: Sequence[str], width: int, metric: str | None) -> tuple[int, int]:
-    """Which columns hold step and value."""
+def _plain(path: Path, rows: Sequence[tuple[int, list[str]]], step: str | None) -> tuple[int, int]:
+    """The columns of step and value in a file without a header."""
+    width = len(rows[0][1])
     if width < 2:
         raise UsageError(f"{path} has one column; expected a csv with a header step,value")
-    lower = [name.lower() for name in header]
-    step = next((lower.index(name) for name in STEP_NAMES if name in lower), 0)
-    others = {name: index for index, name in enumerate(header) if index != step}
-    if metric is not None and header:
-        if metric in others:
-            return step, others[metric]
-        if not (width == 2 and metric == "loss"):
-            raise unknown("column", metric, others)
-    if width == 2:
-        return step, 1 - step
-    named = [index for name, index in others.items() if name.lower() in VALUE_NAMES]
-    if len(named) != 1:
-        columns = ", ".join(header) if header else f"{width} columns without a header"
-        raise UsageError(f"{path} has more than one curve ({columns}); choose one with --metric NAME")
-    return step, named[0]
+    if width > 2 or step is not None:
+        raise UsageError(f"{path} has {width} columns without a header; name them in a first line such as step,value")
+    return 0, 1
+
+
+def _columns(
+    path: Path, header: Sequence[str], body: Sequence[Sequence[str]], metric: str | None, step: str | None
+) -> tuple[int, int]:
+    """The columns of step and value, by the names that were given or that loggers use."""
+    if len(header) < 2:
+        raise UsageError(f"{path} has one column; expected a csv with a header step,value")
+    at = _named(path, header, step) if step is not None else _step_column(path, header, body)
+    if metric is not None:
+        value = _named(path, header, metric)
+        if value != at:
+            return at, value
+        raise UsageError(f"{path}: column {metric!r} is the step; choose another one with --metric NAME or --step NAME")
+    curves = [index for index, name in enumerate(header) if index != at and _may_be_curve(name)]
+    if len(curves) != 1:
+        curves = [index for index in curves if header[index].lower() in VALUE_NAMES]
+    if len(curves) == 1:
+        return at, curves[0]
+    raise UsageError(f"{path} has more than one curve ({_listed(header)}); choose one with --metric NAME")
+
+
+def _named(path: Path, header: Sequence[str], name: str) -> int:
+    """The column called `name`."""
+    if name not in header:
+        raise unknown("column", name, header)
+    if header.count(name) > 1:
+        raise UsageError(
+            f"{path} has {header.count(name)} columns {name!r}; rename them and choose with --step and --metric"
+        )
+    return header.index(name)
+
+
+def _step_column(path: Path, header: Sequence[str], body: Sequence[Sequence[str]]) -> int:
+    """The column that a logger would call the step, or a pandas index that is more than the number of the row."""
+    for names in STEP_NAMES:
+        found = [index for index, name in enumerate(header) if _last(name) in names]
+        if len(found) == 1:
+            return found[0]
+        if found:
+            break
+    numbered = [cells[0].strip() for cells in body] == [str(row) for row in range(len(body))]
+    if not found and header[0].lower() in INDEX_NAMES and (len(header) == 2 or not numbered):
+        return 0
+    raise UsageError(
+        f"{path} does not say which column is the step ({_listed(header)}); choose with --step NAME and --metric NAME"
+    )
+
+
+def _may_be_curve(name: str) -> bool:
+    known = (*BOOKKEEPING, *(step for names in STEP_NAMES for step in names), *INDEX_NAMES)
+    return _last(name) not in known and not name.lower().endswith(BOUNDS)
+
+
+def _last(name: str) -> str:
+    """What a name says after its group: `trainer/global_step` -> `global_step`, `Wall time` -> `wall_time`."""
+    return name.lower().rpartition("/")[2].replace(" ", "_").replace("-", "_")
+
+
+def _listed(header: Sequence[str]) -> str:
+    return ", ".join(name or "a column without a name" for name in header)
 
 
 def _number(path: Path, line: int, cell: str, what: str) -> float:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -12,13 +13,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from stagelens.errors import unknown
+from stagelens.errors import UsageError, unknown
 from stagelens.reading import Reading
 
 if TYPE_CHECKING:
     import xarray
 
 Floats = NDArray[np.float64]
+LARGEST_STEP = 1e100  # beyond any training or flow; an axis needs room above it
 
 
 @dataclass(frozen=True)
@@ -47,7 +49,28 @@ class Column:
 
 
 def label_of(labels: Sequence[str], code: float) -> str:
-    return labels[int(code)] if 0 <= code < len(labels) else f"{code:g}"
+    return labels[int(code)] if 0 <= code < len(labels) and code == int(code) else f"{code:g}"
+
+
+def flags(labels: Sequence[str]) -> dict[str, Any]:
+    """The attributes of a series of codes: `labels` has the exact names, as JSON; the others are CF's.
+
+    CF separates `flag_meanings` by blanks and allows few other characters, so the names are adapted there.
+    """
+    words = distinct(re.sub(r"[^A-Za-z0-9_.+@-]", "_", label) or "_" for label in labels)
+    codes = [float(code) for code in range(len(labels))]  # of the same type as the values
+    return {"labels": json.dumps(list(labels)), "flag_values": codes, "flag_meanings": " ".join(words)}
+
+
+def distinct(names: Iterable[str]) -> list[str]:
+    """`names` in their order; one that is there already gets a number."""
+    found: list[str] = []
+    for name in names:
+        number = 1
+        while (candidate := name if number == 1 else f"{name}_{number}") in found:
+            number += 1
+        found.append(candidate)
+    return found
 
 
 Layout = tuple[Column, ...]
@@ -62,8 +85,20 @@ class Measurement:
     values: Floats
 
 
+def plain_step(step: Any) -> float:
+    """`step` as a finite number of Python. It is an int if it was one and float64 has it exactly."""
+    number = step.item() if getattr(step, "ndim", None) == 0 else step  # of numpy or torch
+    if not isinstance(number, int | float) or not abs(number) <= LARGEST_STEP:
+        raise UsageError(
+            f"step {step!r} is not a finite number (of at most {LARGEST_STEP:g}); "
+            "give the training step, or the time of a flow"
+        )
+    return number if isinstance(number, int) and abs(number) <= 2**53 else float(number)
+
+
 def pack(step: float, readings: Iterable[Reading], known: Mapping[str, Column] | None = None) -> Measurement:
     """`readings` as one measurement; a column that is among the `known` ones is taken from there."""
+    step = plain_step(step)
     columns, values = [], []
     for reading in readings:
         array = reading.array()
@@ -80,6 +115,57 @@ def column_of(reading: Reading, shape: tuple[int, ...], known: Column | None = N
         return known
     coords = tuple((dim, tuple(_plain(value) for value in values)) for dim, values in form[2])
     return Column(reading.name, form[0], shape, coords, labels)
+
+
+def joined(known: Column, other: Column) -> Column:
+    """The column that has every coordinate and label of both; those of `known` come first, in its order."""
+    if set(known.dims) != set(other.dims):
+        raise UsageError(f"series {known.name!r} has dims {known.dims} at some steps and {other.dims} at others")
+    coordinates = {dim: tuple(dict.fromkeys(known.coordinate(dim) + other.coordinate(dim))) for dim in known.dims}
+    shape = tuple(len(coordinates[dim]) for dim in known.dims)
+    named = {dim for dim, _ in (*known.coords, *other.coords)}
+    coords = tuple((dim, coordinates[dim]) for dim in known.dims if dim in named)
+    return Column(known.name, known.dims, shape, coords, tuple(dict.fromkeys(known.labels + other.labels)))
+
+
+def check_same(column: Column, before: Column) -> None:
+    """Refuses a `column` that has other dims, coordinates or labels than `before`; their order may differ."""
+    if sorted(zip(column.dims, column.shape, strict=True)) != sorted(zip(before.dims, before.shape, strict=True)):
+        old, new = (dict(zip(one.dims, one.shape, strict=True)) for one in (before, column))
+        raise ValueError(f"reading {column.name!r} changed from shape {old} to {new}")
+    kept = [(f"coordinates of {dim!r}", before.coordinate(dim), column.coordinate(dim)) for dim in before.dims]
+    for what, old, new in (*kept, ("labels", before.labels, column.labels)):
+        if set(old) != set(new):
+            raise ValueError(f"reading {column.name!r} changed its {what} from {list(old)} to {list(new)}")
+
+
+def placed(values: Floats, column: Column, target: Column) -> Floats:
+    """`values` [n, *column.shape] where `target` has them, [n, *target.shape]; nan where `column` has none.
+
+    Dims, coordinates and labels are matched by name, so their order does not matter.
+    """
+    if (column.dims, column.shape, column.coords) != (target.dims, target.shape, target.coords):
+        values = values.transpose(0, *(1 + column.dims.index(dim) for dim in target.dims))
+        found = np.full((len(values), *target.shape), np.nan)
+        found[np.ix_(range(len(values)), *(_places(column, target, dim) for dim in target.dims))] = values
+        values = found
+    if column.labels and column.labels != target.labels:
+        values = _recoded(values, [target.labels.index(label) for label in column.labels])
+    return values
+
+
+def _places(column: Column, target: Column, dim: str) -> list[int]:
+    """Where `target` has each coordinate of `column`."""
+    index = {label: place for place, label in enumerate(target.coordinate(dim))}
+    return [index[label] for label in column.coordinate(dim)]
+
+
+def _recoded(codes: Floats, new: Sequence[int]) -> Floats:
+    """`codes` with `new[code]` for every code that has a label."""
+    labelled = (codes >= 0) & (codes < len(new)) & (codes == np.floor(codes))
+    found = codes.copy()
+    found[labelled] = np.asarray(new, dtype=np.float64)[codes[labelled].astype(np.int64)]
+    return found
 
 
 def layout_to_json(layout: Layout) -> str:
@@ -110,15 +196,22 @@ def _can_be(column: Column) -> bool:
 
 
 class Timeline(Mapping[str, Any]):
-    """`timeline.dataset` is an `xarray.Dataset` over `step`; `timeline[name]` one `DataArray` of it."""
+    """`timeline.dataset` is an `xarray.Dataset` over `step`; `timeline[name]` one `DataArray` of it.
+
+    The steps are strictly increasing. Of two measurements of one step the later one counts. A series whose coordinates
+    or labels change from one measurement to another is put together by their names.
+    """
 
     def __init__(self, measurements: Sequence[Measurement], attributes: Mapping[str, Any] | None = None) -> None:
-        self._measurements = sorted(measurements, key=lambda m: m.step)
+        one_per_step = {plain_step(m.step): m for m in measurements}  # the last one of several counts
+        self._measurements = [one_per_step[step] for step in sorted(one_per_step)]
         self.attributes = dict(attributes or {})
         self._columns: dict[str, Column] = {}
         for layout in self._rows:
             for column in layout:
-                self._columns.setdefault(column.name, column)
+                known = self._columns.setdefault(column.name, column)
+                if known != column:
+                    self._columns[column.name] = joined(known, column)
 
     @cached_property
     def _rows(self) -> dict[Layout, NDArray[np.int64]]:
@@ -157,8 +250,11 @@ class Timeline(Mapping[str, Any]):
             block = np.stack([self._measurements[row].values for row in rows])
             start = 0
             for column in layout:
-                if column.size == self._columns[column.name].size:
-                    values[column.name][rows] = block[:, start : start + column.size]
+                own = block[:, start : start + column.size]
+                target = self._columns[column.name]
+                if column is not target:
+                    own = placed(own.reshape(-1, *column.shape), column, target).reshape(-1, target.size)
+                values[column.name][rows] = own
                 start += column.size
         return values
 
@@ -167,8 +263,6 @@ class Timeline(Mapping[str, Any]):
 
         `place` picks one number of a series with dims, by coordinate: `{"head": 2}`.
         """
-        from stagelens.errors import UsageError
-
         column = self.column(name)
         values = self.series(name)
         for dim, label in (place or {}).items():
@@ -204,8 +298,8 @@ class Timeline(Mapping[str, Any]):
         import xarray
 
         column = self.column(name)
-        attrs = {"flag_values": list(range(len(column.labels))), "flag_meanings": " ".join(column.labels)}
-        return xarray.Variable(("step", *column.dims), self.series(name), attrs if column.labels else {})
+        attrs = flags(column.labels) if column.labels else {}
+        return xarray.Variable(("step", *column.dims), self.series(name), attrs)
 
     def __getitem__(self, name: str) -> xarray.DataArray:
         import xarray

@@ -31,6 +31,9 @@ def stages(
             metavar="NAME", help="A series of the run, or PROBE/READING[dim=label], or a column (default: the metric)."
         ),
     ] = None,
+    step: Annotated[
+        str | None, typer.Option(metavar="NAME", help="The column of the steps in a csv (default: found by its name).")
+    ] = None,
     runs: Runs = None,
     json: Json = False,
 ) -> None:
@@ -38,7 +41,7 @@ def stages(
 
     Example: stagelens stages losses.csv
     """
-    found = _csv_stages(Path(curve), metric) if _is_file(curve) else _run_stages(curve, metric, runs)
+    found = _csv_stages(Path(curve), metric, step) if _is_file(curve) else _run_stages(curve, metric, step, runs)
     if json:
         output.print_json(found)
         return
@@ -153,20 +156,23 @@ def _is_file(given: str) -> bool:
     return path.is_file() or (path.suffix.lower() in (".csv", ".tsv", ".txt") and not path.is_dir())
 
 
-def _csv_stages(path: Path, metric: str | None) -> dict[str, Any]:
+def _csv_stages(path: Path, metric: str | None, step: str | None) -> dict[str, Any]:
     from stagelens.stages import detect_stages
     from stagelens.tables import read_curve
 
-    curve = read_curve(path, metric)
+    curve = read_curve(path, metric, step)
     return _answer(curve.metric, "", detect_stages(curve.steps, curve.values))
 
 
-def _run_stages(name: str, metric: str | None, runs: Path | None) -> dict[str, Any]:
+def _run_stages(name: str, metric: str | None, step: str | None, runs: Path | None) -> dict[str, Any]:
     """The stages of one curve of a run; the answer states the rule by which several numbers per step became one."""
     from stagelens.curves import one_curve
+    from stagelens.errors import UsageError
     from stagelens.members import Members
     from stagelens.runs import load
 
+    if step is not None:
+        raise UsageError(f"--step {step} names a column of a csv file, and {name!r} is none; leave it out for a run")
     run = load(name, runs)
     Members.open(run)  # an error if nothing was measured yet
     curve = one_curve(run.timeline, metric or run.manifest.metric)
