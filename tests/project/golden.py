@@ -37,6 +37,7 @@ def numbers_of(run: sl.Run) -> Numbers:
 
     What the predictions measured is left out: on a curve of a few points a rounding error decides about a plateau.
     """
+    assert run.manifest.problems == {}, f"{run.manifest.task}: {run.manifest.problems}"
     timeline = run.timeline
     found = {"step": Series((), timeline.steps.astype(float))}
     found |= {name: Series(timeline.column(name).dims, timeline.series(name)) for name in timeline}

@@ -44,7 +44,7 @@ def test_a_change_of_a_few_millionths_is_a_difference():
 def test_a_task_runs_to_its_report_with_all_figures(task_id):
     run = reported_run(task_id)
     assert run.status == "finished" and run.manifest.error == ""
-    assert run.manifest.problems == {} and run.manifest.warnings == []
+    assert run.manifest.problems == {}
     drawn = {path.stem for path in run.folder.glob("figures/*.png")}
     own = run.experiment.figures(run)
     assert drawn >= {"loss", *own}, f"not drawn: {own.keys() - drawn}"
