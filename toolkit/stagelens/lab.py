@@ -27,14 +27,13 @@ if TYPE_CHECKING:
     from stagelens.runs import Run
 
 CACHE_ENVIRONMENT = "STAGELENS_CACHE"
-# Files and folders of a package that look at runs but have no part in making them (`text_claims` is as `claims`). All
-# others count, so a new one counts too.
-ONLY_LOOK = {
-    *("claims", "lab", "verifying", "stages", "_changepoints", "_timing", "events", "members", "alignment"),
-    *("comparing", "figures", "report", "export", "doctor", "testing", "cli"),
+# The modules and folders, directly inside a package, that have no part in making a run. All others count, and so does
+# whatever is added. A test runs every task without a report and fails if it loads one of these.
+NO_PART_IN_RUNS = frozenset({"claims", "figures", "report", "testing", "cli"})  # `text_claims` is as `claims`
+NO_PART_IN_RUNS_HERE = NO_PART_IN_RUNS | {  # of the toolkit alone: a plugin's runs may depend on a file of such a name
+    *("lab", "verifying", "events", "members", "grouping", "alignment", "comparing", "charts", "palette", "export"),
+    *("tables", "doctor", "skeleton", "laws", "grid", "measures", "points", "sweeping", "estimating", "executors"),
 }
-# The same of the toolkit alone: a plugin may have a file of such a name that its runs depend on.
-ONLY_LOOK_HERE = {"naming", "laws", "grid", "measures", "points", "sweeping", "estimating", "executors"}
 
 Watch = Callable[[str, float, float], None]  # (what is run, step, steps)
 
@@ -182,18 +181,23 @@ def find_source(package: str) -> Path:
 
 @cache
 def digest_of(source: Path) -> str:
-    """A digest of the Python source that makes runs: of a file, or of a package without what only looks at them."""
-    files = [source]
-    if source.is_dir():
-        files = sorted(file for file in source.glob("**/*.py") if not _only_looks(file.relative_to(source), source))
+    """A digest of the Python source that makes runs: of a file, or of a package's `run_files`."""
     digest = hashlib.sha256()
-    for file in files:
-        digest.update(f"{file.name}\0".encode() + file.read_bytes())
+    for file in run_files(source):
+        name = file.relative_to(source).as_posix() if source.is_dir() else file.name
+        digest.update(f"{name}\0".encode() + file.read_bytes())
     return digest.hexdigest()
 
 
-def _only_looks(file: Path, source: Path) -> bool:
-    parts = file.with_suffix("").parts
-    if source == find_source("stagelens") and not ONLY_LOOK_HERE.isdisjoint(parts):
-        return True
-    return not ONLY_LOOK.isdisjoint({*parts, *(part.rpartition("_")[2] for part in parts)})
+def run_files(source: Path) -> list[Path]:
+    """The Python files that a run's numbers may depend on: `source` itself, or those of the package in `source`."""
+    if not source.is_dir():
+        return [source]
+    here = source == find_source("stagelens")
+    aside = NO_PART_IN_RUNS_HERE if here else NO_PART_IN_RUNS
+
+    def counts(file: Path) -> bool:
+        top = file.relative_to(source).with_suffix("").parts[0]
+        return top not in aside and (here or top.rpartition("_")[2] not in aside)
+
+    return sorted(filter(counts, source.glob("**/*.py")))

@@ -1,0 +1,46 @@
+"""Writes the pinned data of `tests/project` anew. README.md says when to do that.
+
+python tests/project/pin.py golden
+python tests/project/pin.py surface
+python tests/project/pin.py runs 0.2.0
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+os.environ["OMP_NUM_THREADS"] = "1"
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+
+def pin_golden() -> None:
+    import torch
+    from project import golden
+
+    torch.set_num_threads(1)
+    golden.save(golden.measure())
+
+
+def pin_surface() -> None:
+    from project import surface
+
+    surface.save(surface.measure())
+
+
+def pin_runs(version: str) -> None:
+    from project.write_runs import FOLDER, write_runs
+
+    folder = FOLDER / version
+    if folder.exists():
+        sys.exit(f"{folder} exists: runs of an older version are never written again; give another name")
+    write_runs(folder)
+
+
+PARTS = {"golden": pin_golden, "surface": pin_surface, "runs": pin_runs}
+
+if __name__ == "__main__":
+    if len(sys.argv) < 2 or sys.argv[1] not in PARTS:
+        sys.exit(str(__doc__))
+    PARTS[sys.argv[1]](*sys.argv[2:])
