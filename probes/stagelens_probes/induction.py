@@ -130,7 +130,7 @@ class Induction(Probe):
         sites = scene.sites(PATTERN)
         try:
             with scene.model.hooks(fwd_hooks=[(site.name, score_at(site)) for site in sites]):
-                scene.model(repeats.tokens)
+                scene.output_of(repeats.tokens)
         except DoesNotApply:
             raise
         except Exception as error:
@@ -163,7 +163,7 @@ def _copying(scene: Scene) -> Reading | Omitted:
     w_e, w_u = named.values()
     if w_u.shape[1] != w_e.shape[0]:
         return Omitted("copying", f"the model's {w_u.shape[1]} outcomes are not its {w_e.shape[0]} tokens")
-    around = wide(w_u @ w_e)
+    around = wide(w_u) @ wide(w_e)
     scores = [copying_scores(around, v, o) for v, o in zip(*heads.values(), strict=True)]
     return Reading("copying", stack_layers(scores), ("layer", "head"), {"layer": layers(dict.fromkeys(sites))})
 

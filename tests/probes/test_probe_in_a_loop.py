@@ -122,7 +122,7 @@ class ReducesNothing(Wrong):
         (RaisesInReduce, ["'blocks.1.attn.hook_pattern'", "no luck in layer one"]),
         (RaisesInReadings, ["'attn.hook_pattern'", "no luck at the end"]),
         (WithoutDims, ["(2, 3)", "dims ()"]),
-        (ChangesShape, ["(2,)", "(3,)"]),
+        (ChangesShape, ["{'layer': 2}", "{'layer': 3}"]),
         (BecomesNan, ["nan"]),
         (RaisesInApplies, ["cannot even say"]),
         (ReducesNothing, ["no reduce()"]),

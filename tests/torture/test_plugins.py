@@ -41,7 +41,7 @@ KINDS = {  # what the fault is called, the probes that do it, what is said, whet
         True,
     ),
     "a probe that gives nan, or another shape": (
-        {"gives_nan": "is nan", "changes_shape": "changed from shape (2,) to (3,)"},
+        {"gives_nan": "is nan", "changes_shape": "changed from shape {'layer': 2} to {'layer': 3}"},
         True,
     ),
     "a probe that hangs": (
