@@ -95,7 +95,7 @@ def test_the_quick_preset_shows_all_stages_of_order_four(quick):
     stages = quick.stages()
     assert [t.name for t in stages.transitions] == [f"token {i} matched" for i in (1, 2, 3)]
     assert [p.level for p in stages.plateaus] == pytest.approx([0.71875, 0.625, 0.375, 0], abs=0.004)
-    assert quick.manifest.problems == {} and quick.manifest.skipped == {}
+    assert quick.manifest.problems == {} and set(quick.manifest.skipped) == {"recall_circuit/coefficient"}
 
 
 def test_theory_is_scored_beside_the_run(quick):
