@@ -155,7 +155,7 @@ def _copying(scene: Scene) -> Reading | Omitted:
     sites = scene.sites(PATTERN)
     modules = dict(scene.model.named_modules())
     attentions = [modules.get(site.name.rpartition(".")[0]) for site in sites]
-    named = {name: getattr(scene.model, name, None) for name in ("W_E", "W_U")}
+    named: dict[str, Any] = {name: getattr(scene.model, name, None) for name in ("W_E", "W_U")}
     heads = {name: [getattr(attention, name, None) for attention in attentions] for name in ("W_V", "W_O")}
     given = {name: [w] for name, w in named.items()} | heads
     if missing := [name for name, weights in given.items() if any(w is None for w in weights)]:

@@ -50,7 +50,9 @@ class KLToReferences(Probe):
                     f"reference {name!r} gave shape {tuple(log_p.shape)}; expected the output's "
                     f"{tuple(scene.output.shape)}, or its scored positions' {tuple(log_q.shape)}"
                 )
-            scene.constant(("checked", name), lambda name=name, log_p=log_p: check_reference(name, log_p))
+            if ("checked", name) not in scene.constants:
+                check_reference(name, log_p)
+                scene.constants["checked", name] = True
             values.append(kl_divergence(log_p.to(log_q), log_q))
         yield Reading("kl", torch.stack(values), ("reference",), {"reference": list(scene.references)})
 

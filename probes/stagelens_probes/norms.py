@@ -26,7 +26,8 @@ def row_norms(tensor: Tensor) -> Tensor:
         return rows.new_zeros(len(rows))
     largest = vector_norm(rows, torch.inf, dim=1, keepdim=True)  # [row, 1]
     scale = torch.where((largest > 0) & largest.isfinite(), largest, 1.0)
-    return vector_norm(rows / scale, dim=1) * scale[:, 0]
+    sizes: Tensor = vector_norm(rows / scale, dim=1) * scale[:, 0]
+    return sizes
 
 
 def joint_norm(norms: Iterable[Tensor]) -> Tensor:

@@ -153,7 +153,7 @@ def test_curvature_is_the_ends_of_the_hessians_spectrum():
     assert found["smallest"] == pytest.approx(eigenvalues[0].item(), abs=2e-3 * scale)
 
 
-SHRUNK = ["T=6", "d=2", "layers=2", "heads=2", "d_model=6", "d_head=2", "mlp_factor=1", "eval_size=16"]
+SHRUNK = ["T=6", "d=2", "layers=2", "heads=2", "d_model=6", "d_head=2", "mlp_factor=1", "eval_size=8"]
 
 
 @pytest.mark.parametrize("lr", [0.003, 0.01, 0.03])
@@ -163,7 +163,7 @@ def test_curvature_of_briefly_trained_models_is_that_of_the_dense_hessian(lr, se
     task = Regression(make_config(Regression.Config, Regression.presets, "quick", [*SHRUNK, f"lr={lr}"]), seed)
     training, batch = Training(task), eval_batch(task)
     done = 0
-    for steps in (0, 20, 80, 200):
+    for steps in (0, 20, 60, 120):
         for step in range(done, steps):
             training.advance(step)
         done = steps
@@ -177,7 +177,6 @@ def test_curvature_of_briefly_trained_models_is_that_of_the_dense_hessian(lr, se
         floor = 1e-4 * expected.abs().max().item()
         assert found["largest"] == pytest.approx(expected[-1].item(), rel=1e-2, abs=floor)
         assert found["smallest"] == pytest.approx(expected[0].item(), rel=1e-2, abs=floor)
-        assert found["residual_largest"] <= 0.1 * abs(found["largest"])
 
 
 def test_curvature_of_a_larger_model_is_that_of_arpack():
@@ -193,6 +192,7 @@ def test_curvature_of_a_larger_model_is_that_of_arpack():
     operator = scipy.sparse.linalg.LinearOperator((n, n), matvec=of, dtype=np.float64)
     expected = np.sort(scipy.sparse.linalg.eigsh(operator, k=2, which="BE", tol=1e-4, return_eigenvectors=False))
     np.testing.assert_allclose([found["smallest"], found["largest"]], expected, rtol=1e-2)
+    assert found["residual_largest"] < 0.01 * found["largest"] and found["residual_smallest"] < 0.01 * found["largest"]
 
 
 def test_lanczos_does_not_stop_at_an_inner_eigenvalue():

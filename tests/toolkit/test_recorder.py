@@ -12,7 +12,8 @@ from torch import nn
 
 import stagelens as sl
 from stagelens.errors import UsageError
-from stagelens.probing import DoesNotApply, Probe
+from stagelens.models import build_transformer
+from stagelens.probing import DoesNotApply, Omitted, Probe
 from stagelens.store import Store, read_measurements
 from stagelens.timeline import Timeline
 
@@ -285,3 +286,34 @@ def test_without_hooks_or_batch_it_says_what_it_needs():
         recorder_of("second")
     with pytest.raises(UsageError, match="expected a name, a Probe or a Probe class"):
         recorder_of(5)
+
+
+class Picky(sl.Probe):
+    """Gives `late` from step 2 on and never `never`."""
+
+    name = "picky"
+    gives = ("always", "late", "never")
+    stacks = True
+
+    def readings(self, reduced, scene):
+        yield sl.Reading("always", 1.0)
+        yield sl.Reading("late", 2.0) if scene.step >= 2 else Omitted("late", "not before step 2")
+        yield Omitted("never", f"this model has none (step {scene.step})")
+
+
+def test_a_reading_that_a_probe_omits_is_skipped_with_its_reason_until_it_is_given():
+    model = build_transformer(n_layers=1, n_heads=2, d_model=8, n_ctx=6, d_vocab=5, seed=0)
+    batch = torch.zeros(2, 6, dtype=torch.long)
+    recorder = sl.Recorder(model, probes=[Picky], batch=batch)
+    names = [reading.name for reading in recorder.measure(0)]
+    assert names == ["picky/always"]
+    assert recorder.skipped == {"picky/late": "not before step 2", "picky/never": "this model has none (step 0)"}
+    recorder.measure(1)
+    assert recorder.skipped["picky/never"].endswith("(step 0)")  # the first reason stays
+
+    resumed = sl.Recorder(model, probes=[Picky], batch=batch)
+    resumed.load_state(recorder.state(), recorder.measurements)
+    assert resumed.skipped == recorder.skipped and list(resumed.probes) == ["picky"]
+    resumed.measure(2)
+    assert set(resumed.skipped) == {"picky/never"} and not resumed.problems
+    assert resumed.timeline.series("picky/late")[-1] == 2

@@ -71,8 +71,28 @@ def test_a_config_and_weights_of_transformer_lens_itself_are_taken(tmp_path: Pat
 def test_without_a_batch_no_loss_is_made_up(saved: Path, tmp_path: Path) -> None:
     run = probed(saved, tmp_path)
     assert "loss" not in run.timeline
-    assert run.manifest.metric == "induction/icl_score"
+    assert run.manifest.metric == "induction/prefix_matching"
     assert run.status == "finished"
+
+
+def test_what_needs_real_text_is_skipped_on_random_tokens_and_the_run_says_what_it_was_measured_on(
+    saved: Path, tmp_path: Path
+) -> None:
+    series = find_series([saved])
+    probes = ["induction", "loss_by_position", "gradient"]
+    run = probe_series(series, probes=probes, runs=tmp_path / "runs", name="random")
+    assert {"induction/prefix_matching", "induction/copying"} <= set(run.timeline)
+    assert "induction/icl_score" not in run.timeline and "loss_by_position/loss" not in run.timeline
+    for name in ("loss_by_position", "induction/icl_score"):
+        assert "random tokens" in run.manifest.skipped[name]
+    assert run.manifest.config["measured_on"] == "random tokens, seed 0"
+    assert "<dd>random tokens, seed 0</dd>" in (run.folder / "report.html").read_text()
+
+    tokens = torch.randint(10, (8, 12), generator=torch.Generator().manual_seed(1))
+    run = probe_series(series, probes=probes, batch=tokens, batch_name="my.safetensors", runs=tmp_path / "runs")
+    assert not run.manifest.skipped and "induction/icl_score" in run.timeline
+    assert "<dd>my.safetensors</dd>" in (run.folder / "report.html").read_text()
+    assert "prefix_matching_chance" not in {p["series"] for p in run.summary()["probe_events"]}
 
 
 def test_stride_and_range_choose_checkpoints(saved: Path) -> None:

@@ -16,6 +16,7 @@ from stagelens.batches import eval_batch
 from stagelens.ensemble import run_ensemble
 from stagelens.host import make_host
 from stagelens.lazy import ProbeRef
+from stagelens.probing import Omitted
 from stagelens.recorder import Recorder
 from stagelens.stacked_recorder import LARGEST, StackedRecorder
 from stagelens.stacking import Stacked
@@ -118,6 +119,37 @@ def test_together_each_sees_what_it_sees_alone(members):
                 np.testing.assert_allclose(numbers(observed)[name], value, rtol=1e-12, err_msg=name)
         for stacked in (together.stacked, alone.stacked):
             stacked.advance(step)
+
+
+class Omitting(Largest):
+    """Omits a reading before one that it gives."""
+
+    name, gives = "omitting", ("missing", "value")
+
+    def readings(self, reduced: Any, scene: Any) -> Iterable[Any]:
+        yield Omitted("missing", "this model has none")
+        yield from super().readings(reduced, scene)
+
+
+class OmittingPlain(Plain):
+    name, gives = "omitting_plain", ("rounded", "missing")
+
+    def readings(self, reduced: Any, scene: Any) -> Iterable[Any]:
+        yield from super().readings(reduced, scene)
+        yield Omitted("missing", f"nor at step {scene.step}")
+
+
+def test_together_each_omits_what_it_omits_alone():
+    together = recorders(Omitting, Largest, OmittingPlain)
+    for step in range(4):
+        for recorder, observed in zip(together.recorders, together.observe(step, SEEDS), strict=True):
+            given = [reading.name for reading in recorder.record(step, observed, {})]
+            assert given == ["loss", "worst", "omitting/value", "largest/value", "omitting_plain/rounded"]
+            skipped = {"omitting/missing": "this model has none", "omitting_plain/missing": "nor at step 0"}
+            assert recorder.skipped == skipped and not recorder.problems
+            values = recorder.timeline.series("omitting/value"), recorder.timeline.series("largest/value")
+            np.testing.assert_array_equal(*values)
+        assert together.apart == ""
 
 
 def test_one_that_is_due_alone_looks_for_itself():

@@ -12,6 +12,7 @@ from small import Regression, Repeats
 import stagelens as sl
 from stagelens.claims import at_least, reported
 from stagelens.host import make_host
+from stagelens.probing import Omitted
 from stagelens.testing import check_claim, check_probe, check_task
 
 pytest_plugins = ["stagelens.testing.fixtures"]
@@ -202,3 +203,32 @@ def test_a_claim_comes_to_a_verdict():
 
 def test_the_fixtures_are_there(lab, host):
     assert lab.host is host and "markov/minimal" in dict(host.tasks)
+
+
+class Forgetful(sl.Probe):
+    """Names a reading that it never gives, and says nothing about it."""
+
+    name = "forgetful"
+    gives = ("given", "forgotten")
+
+    def readings(self, reduced, scene):
+        yield sl.Reading("given", 1.0)
+
+
+class Honest(Forgetful):
+    name = "honest"
+
+    def readings(self, reduced, scene):
+        yield sl.Reading("given", 1.0)
+        yield Omitted("forgotten", "this model has none")
+
+
+def test_a_probe_that_neither_gives_nor_omits_a_reading_is_told():
+    with pytest.raises(AssertionError, match=r"neither gives nor omits \['forgetful/forgotten'\]"):
+        check_probe(Forgetful)
+    assert [reading.name for reading in check_probe(Honest)] == ["honest/given"]
+
+
+@pytest.mark.parametrize("name", ["induction", "weight_norms", "gradient", "curvature", "loss_by_position"])
+def test_built_in_probes_give_or_omit_all_that_they_name(name):
+    check_probe(make_host().probes[name].load())

@@ -32,7 +32,8 @@ def comparison_figure(comparison: Comparison) -> Figure:
     with styled():
         names = [group.name for group in comparison.groups]
         several = any(len(group.members) > 1 for group in comparison.groups)
-        left = 1.35 if any(series.labels for series in comparison.series) else 0.95
+        lines = max(_axis_label(series, comparison.relative).count("\n") for series in comparison.series)
+        left = (1.35 if any(series.labels for series in comparison.series) else 0.95) + 0.14 * max(0, lines - 1)
         top = 0.2 + 0.18 * (len(names) + several)
         figure, axes = grid((panels, 1), (6.3, 2.0), (0, 0.18), margin=(left, 0.15, top, 0.5), sharex=True)
         axes = axes[:, 0]
