@@ -21,7 +21,8 @@ from stagelens.running import Plan, Progress, graceful, plan_run, run
 from stagelens.runs import Run
 from stagelens.seeds import untouched_rng
 from stagelens.stacked_recorder import StackedRecorder
-from stagelens.stacking import Stacked, why_not
+from stagelens.stackable import why_not
+from stagelens.stacking import Stacked
 from stagelens.tracks import Track, carry
 from stagelens.training import Training
 
