@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
@@ -92,6 +93,8 @@ def sweep(
     planned = plan_sweep(task, grid, seeds=seeds, **plan)
     check_columns(planned, columns)
     worker = make_executor(executor, workers, address, results) if isinstance(executor, str) else executor
+    if planned.warning:
+        warnings.warn(planned.warning, stacklevel=2)
     failures = execute(planned, worker, watch, wanted)
     return gather(planned, wanted, columns, failures, name)
 
@@ -103,6 +106,7 @@ def execute(
 
     The first finished point is measured at once: a measure that the runs do not have is told then, not at the end.
     """
+    plan.set_aside()
     jobs = plan.jobs()
     untried = bool(measures)
     found = done = len(plan.points) - sum(len(job.seeds) for job in jobs)

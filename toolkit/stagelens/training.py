@@ -114,7 +114,7 @@ class Training:
         self.gradient_norm = state["gradient_norm"].to(device) if state["gradient_norm"] is not None else None
 
     def enter_phase(self, step: int) -> None:
-        """Enters the training phase of `step`: only its parameters require gradients; the optimizer skips the others."""
+        """Enters the training phase of `step`: only its parameters get gradients; the optimizer skips the others."""
         if not self._phases:
             return
         phase = next((phase for end, phase in self._phases if step < end), self._phases[-1][1])
