@@ -73,7 +73,9 @@ def _compare_step(stacked: Stacked, index: int, alone: Training) -> None:
         else:
             differ |= float((gradient - other[index]).abs().max()) > near * size
     if differ:
-        raise NotStackable("its loss is random, or depends on the seed through more than parameters and batch")
+        raise NotStackable(
+            "its loss is random, depends on the seed through more than parameters and batch, or amplifies rounding"
+        )
 
 
 def _compare_updates(together: Training, alone: Training, start: Tensors, pulls: Tensors) -> None:

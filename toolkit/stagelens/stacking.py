@@ -175,7 +175,9 @@ class Stacked:
     def _clip(self, most: float) -> Tensor:
         """Scales each member's gradient to a norm of at most `most`, as `clip_grad_norm_` does; the norms, [seed]."""
         gradients = [p.grad for p in self.parameters.values() if p.grad is not None]
-        norms = torch.stack([torch.linalg.vector_norm(g.flatten(1), dim=1) for g in gradients])  # [parameter, seed]
+        norms = torch.stack(
+            [torch.linalg.vector_norm(g.reshape(len(g), -1), dim=1) for g in gradients]
+        )  # [parameter, seed]
         total: Tensor = torch.linalg.vector_norm(norms, dim=0)
         scale = (most / (total + 1e-6)).clamp(max=1.0)
         for gradient in gradients:

@@ -54,9 +54,9 @@ def runs_(runs: Runs = None, json: Json = False) -> None:
             for r in rows
         ]
         output.print_table(["run", "task", "seed", "status", "steps", "seconds", "created"], shown)
-        for row in rows:
-            if row["name"] in wrong:
-                output.warn(f"{row['name']}: {row['warnings'][-1]}")
+        for run in found:
+            if run.name in wrong:
+                output.warn(f"{run.name}: {run.warnings_with(wrong[run.name])[-1]}")
 
 
 @app.command()

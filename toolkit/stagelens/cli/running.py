@@ -62,8 +62,8 @@ def run(
         if compile:
             raise UsageError("--compile is for one seed; give either --compile or --seeds")
         shared = {"preset": preset, "settings": set_ or [], "device": device, "runs": runs, "name": name}
-        shared["ensemble"] = ensemble
-        _run_seeds(state, task, range(seed, seed + seeds), json, resume=resume, probes=_names(probes), **shared)
+        options = {"resume": resume, "probes": _names(probes), "ensemble": ensemble}
+        _run_seeds(state, task, range(seed, seed + seeds), json, **shared, **options)
         return
     with importing():
         from stagelens.running import run as run_task
