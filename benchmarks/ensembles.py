@@ -20,7 +20,8 @@ from benchmarks.measure import Row, in_turns, ratio, report
 import stagelens as sl
 from stagelens.config import make_config
 from stagelens.host import make_host
-from stagelens.stacking import Stacked, why_not
+from stagelens.stackable import why_not
+from stagelens.stacking import Stacked
 from stagelens.training import Training
 
 SEEDS = 6

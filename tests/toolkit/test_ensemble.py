@@ -14,7 +14,8 @@ from torch import Tensor
 import stagelens as sl
 from stagelens.ensemble import run_ensemble
 from stagelens.errors import UsageError
-from stagelens.stacking import Stacked, why_not
+from stagelens.stackable import why_not
+from stagelens.stacking import Stacked
 from stagelens.training import Training
 
 SEEDS = (0, 1, 2)

@@ -16,12 +16,13 @@ from stagelens import checkpoint
 from stagelens.errors import UsageError
 from stagelens.experiment import Experiment
 from stagelens.host import Host, make_host
-from stagelens.manifest import FILE
+from stagelens.manifest import FILE, VECTORIZED
 from stagelens.running import Plan, Progress, graceful, plan_run, run
 from stagelens.runs import Run
 from stagelens.seeds import untouched_rng
+from stagelens.stackable import why_not
 from stagelens.stacked_recorder import StackedRecorder
-from stagelens.stacking import Stacked, why_not
+from stagelens.stacking import Stacked
 from stagelens.tracks import Track, carry
 from stagelens.training import Training
 
@@ -60,6 +61,7 @@ def run_ensemble(
     progress: Progress | None = None,
     report: bool = True,
     warn: Callable[[str], None] | None = None,
+    ensemble: bool = True,
 ) -> Ensemble:
     """Runs `task` with several seeds, as one training where its model can be stacked, else one after the other.
 
@@ -67,7 +69,8 @@ def run_ensemble(
         runs[0].stages(), runs.alone
 
     The runs are ordinary ones, named `name-seed0`, ... or as `sl.run` would (or `names`, one for each seed). `report`
-    writes one page that compares them; `stagelens report RUN` writes the page of one.
+    writes one page that compares them; `stagelens report RUN` writes the page of one. `ensemble=False` trains the seeds
+    one after the other.
     """
     host = host or make_host()
     numbers = list(range(seeds)) if isinstance(seeds, int) else list(seeds)
@@ -81,6 +84,7 @@ def run_ensemble(
     called: Sequence[str | None] = names or [f"{name}-seed{seed}" if name else None for seed in numbers]
     trainings = [plan.training() for plan in plans]
     alone = "" if len(plans) > 1 else "there is one seed"
+    alone = alone if ensemble else "that was asked for"
     if not alone:
         alone = "a flow has no model to stack" if trainings[0] is None else why_not([t for t in trainings if t])
     if alone:
@@ -108,6 +112,9 @@ def _train_together(
     left = [(plan, training, folder) for plan, training, folder in planned if not _finished(done.get(folder))]
     with ExitStack() as opened:
         writers = [opened.enter_context(plan.writing(folder)) for plan, _, folder in left]
+        for writer in writers:
+            writer.manifest.vectorized = VECTORIZED
+            writer.manifest.save(writer.folder)
         with ExitStack() as recording:
             stores = [
                 recording.enter_context(writer.recording(plan.experiment))

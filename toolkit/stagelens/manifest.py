@@ -20,6 +20,7 @@ from stagelens.naming import digest
 FILE = "run.json"
 FORMAT = 1
 DETECTOR = 5  # of `stages`; raised when the same curve may give other stages or names, so that kept ones are found anew
+VECTORIZED = 2  # revision of the training of several seeds together; revision 1 is described in `defects`
 STATUSES = ("running", "finished", "interrupted", "failed")
 # What the rows of a manifest must have; they may have more.
 ROWS: dict[str, dict[str, Any]] = {
@@ -62,6 +63,7 @@ class Manifest:
     versions: dict[str, str] = field(default_factory=dict)
     process: int = 0
     host: str = ""
+    vectorized: int | None = None  # the revision that trained it with other seeds; 0: alone; None: 1, or alone
     timeline: str = ""  # the digest of `timeline.sqlite` as the run ended; empty while it goes on
     format: int = FORMAT
 

@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from stagelens.config import Config, as_settings, make_config
+from stagelens.defects import defects_in
 from stagelens.errors import StagelensError, UsageError, unknown
 from stagelens.executors import Job
 from stagelens.experiment import Experiment
@@ -26,6 +28,7 @@ from stagelens.runs import runs_folder
 from stagelens.task import Task
 
 POINTS = "points"  # where `runs.points_of` looks for them
+ASIDE = ".defective"  # is added to the name of a point that is run again because its numbers are wrong
 MOST_POINTS = 10_000  # a sweep of more asks whether that is meant
 
 
@@ -73,11 +76,32 @@ class SweepPlan:
         return self.runs / POINTS
 
     def status(self, point: Point) -> str:
-        """As in the point's manifest; `missing` where there is none that can be read."""
+        """As in the point's manifest; `missing` if it cannot be read, `defective` if its numbers are wrong."""
         try:
-            return load_manifest(self.folder / point.name).status
+            manifest = load_manifest(self.folder / point.name)
         except StagelensError:
             return "missing"
+        return "defective" if manifest.vectorized is None and point.name in self._defects else manifest.status
+
+    @cached_property
+    def _defects(self) -> dict[str, str]:
+        return defects_in(self.folder)
+
+    @property
+    def warning(self) -> str:
+        """Which points have wrong numbers, why, and what `execute` does about it; empty if none has."""
+        wrong = [self._defects[point.name] for point in self.points if self.status(point) == "defective"]
+        if not wrong:
+            return ""
+        again = f"they are run again, and the old ones are renamed to POINT{ASIDE}"
+        return f"{len(wrong)} of {len(self.points)} points have wrong numbers; {again} (of the first: {wrong[0]})"
+
+    def set_aside(self) -> None:
+        """Renames the points with wrong numbers, so that they are run again."""
+        for point in self.points:
+            if self.status(point) == "defective":
+                with suppress(OSError):  # another sweep has done it
+                    (self.folder / point.name).rename(self.folder / f"{point.name}{ASIDE}")
 
     def jobs(self) -> list[Job]:
         """What is still to do: a config's missing seeds together where they can be trained as one."""

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from stagelens.config import as_settings, make_config
+from stagelens.defects import defect_of
 from stagelens.errors import EnvironmentFault, StagelensError, UsageError
 from stagelens.experiment import Experiment
 from stagelens.files import safe_name
@@ -111,7 +112,10 @@ class Plan:
         return Training(self.experiment, self.manifest.device)
 
     def folder(self, runs: str | Path | None, name: str | None, resume: bool) -> Path:
-        return _folder(runs_folder(runs), self.manifest, name, resume)
+        folder = _folder(runs_folder(runs), self.manifest, name, resume)
+        if (folder / FILE).exists() and (defect := defect_of(folder, load_manifest(folder))):
+            raise UsageError(f"run {folder.name!r} cannot be resumed: {defect}; repeat it without --resume")
+        return folder
 
     @contextmanager
     def writing(self, folder: Path) -> Iterator[Writer]:
@@ -274,6 +278,7 @@ def _manifest(experiment: Experiment, plugin: str, preset: str, device: str) -> 
         device=where,
         threads=threads,
         phases=phases,
+        vectorized=0,
         created=datetime.now(UTC).isoformat(timespec="microseconds"),
         settings=_settings(experiment, preset),
         versions=versions(),

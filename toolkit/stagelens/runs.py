@@ -160,6 +160,18 @@ class Run:
         ]
         return " ".join(word for word in words if word)
 
+    @cached_property
+    def warnings(self) -> list[str]:
+        """What is wrong with the run's numbers as a whole, each with what to do about it."""
+        from stagelens.defects import defect_of
+
+        return self.warnings_with(defect_of(self.folder, self.manifest))
+
+    def warnings_with(self, defect: str) -> list[str]:
+        """The run's warnings, where its `defect` (empty: none) is known."""
+        again = f"{self.command} --probes {','.join(self.manifest.probes)}"
+        return [*self.manifest.warnings, *([f"{defect}; repeat it: {again}"] if defect else [])]
+
     def summary(self) -> dict[str, Any]:
         """What `stagelens show --json` prints."""
         from stagelens.events import probe_events
@@ -188,7 +200,7 @@ class Run:
             "predictions": self.predictions,
             "skipped": manifest.skipped,
             "problems": manifest.problems,
-            "warnings": manifest.warnings,
+            "warnings": self.warnings,
         }
 
     def _stages_if_any(self) -> list[dict[str, Any]]:

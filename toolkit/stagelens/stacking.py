@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from copy import deepcopy
 from typing import Any
 
@@ -13,10 +13,9 @@ from torch.optim.lr_scheduler import ReduceLROnPlateau
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from stagelens.finite import FirstBad
-from stagelens.seeds import derive, seed_everywhere, untouched_rng
 from stagelens.task import Batch, Task
 from stagelens.tracing import traced
-from stagelens.training import Training
+from stagelens.training import Training, fused
 
 # Optimizers whose update of a number depends on that number's own gradients alone.
 ELEMENTWISE = (
@@ -24,7 +23,7 @@ ELEMENTWISE = (
     *(torch.optim.RAdam, torch.optim.RMSprop, torch.optim.Adagrad, torch.optim.Adadelta, torch.optim.ASGD),
 )
 Function = Callable[..., tuple[Tensor, Sequence[Tensor | None]]]  # -> losses [seed] and gradients
-AGREE = {torch.float64: 1e-9, torch.float32: 1e-4}  # of the largest gradient: stacked against alone
+SHARED = {"step", "mu_product", "eta", "mu"}  # what an optimizer keeps of a whole parameter, not of each number
 
 
 class NotStackable(Exception):
@@ -40,7 +39,8 @@ class Stacked:
 
     def __init__(self, members: Sequence[Training]) -> None:
         first = members[0]
-        _refuse(first)
+        for member in members:
+            _refuse(member)
         self.members = list(members)
         self.task = first.task
         self.model = deepcopy(first.model).train()
@@ -51,7 +51,7 @@ class Stacked:
             parameter.data = torch.stack([own[name].detach() for own in named])
             for index, own in enumerate(named):
                 own[name].data = parameter.data[index]
-        self.optimizer = first.task.optimizer(self.model)
+        self.optimizer = fused(first.task.optimizer(self.model))
         self._check_groups(first)
         self.scheduler = first.task.scheduler(self.optimizer)
         self._take_over()
@@ -67,7 +67,7 @@ class Stacked:
 
     def advance(self, step: int) -> None:
         """The update of `step` in every member."""
-        self._enter_phase(step)
+        self.enter_phase(step)
         self.loss = self.backward(step)
         if self.task.config.clip:
             self.gradient_norm = self._clip(self.task.config.clip)
@@ -120,6 +120,8 @@ class Stacked:
             leaves, trees = zip(*(tree_flatten(batch) for batch in batches), strict=True)
             if self._lasting is None:
                 self._lasting = all(m.batches(step + 1) is own for m, own in zip(self.members, batches, strict=True))
+            if not all(isinstance(leaf, Tensor) for own in leaves for leaf in own):
+                raise NotStackable("its batches are not made of tensors alone")
             stacked = [torch.stack(one) for one in zip(*leaves, strict=True)]
             self._batches = _Batches(batches, stacked, trees[0])
         return self._batches
@@ -152,15 +154,17 @@ class Stacked:
                 losses = losses_of(*(free.get(index, tensor) for index, tensor in enumerate(inputs)))
             every = torch.ones_like(losses)  # members share no parameter, so each gets the gradient of its own loss
             found = torch.autograd.grad(losses, list(free.values()), every, allow_unused=True)
-            return losses.detach(), [None if gradient is None else gradient.clone() for gradient in found]
+            layout = torch.contiguous_format  # that of the parameters; fused optimizers ignore strides
+            return losses.detach(), [None if one is None else one.clone(memory_format=layout) for one in found]
 
         return with_gradients
 
-    def _enter_phase(self, step: int) -> None:
-        first = self.members[0]
-        first._enter_phase(step)
-        if first._phase != self._phase:
-            self._phase = first._phase
+    def enter_phase(self, step: int) -> None:
+        """Enters the training phase of `step` in every member."""
+        for member in self.members:
+            member.enter_phase(step)
+        if (phase := self.members[0]._phase) != self._phase:
+            self._phase = phase
             self._follow_gradients()
 
     def _follow_gradients(self) -> None:
@@ -171,7 +175,9 @@ class Stacked:
     def _clip(self, most: float) -> Tensor:
         """Scales each member's gradient to a norm of at most `most`, as `clip_grad_norm_` does; the norms, [seed]."""
         gradients = [p.grad for p in self.parameters.values() if p.grad is not None]
-        norms = torch.stack([torch.linalg.vector_norm(g.flatten(1), dim=1) for g in gradients])  # [parameter, seed]
+        norms = torch.stack(
+            [torch.linalg.vector_norm(g.reshape(len(g), -1), dim=1) for g in gradients]
+        )  # [parameter, seed]
         total: Tensor = torch.linalg.vector_norm(norms, dim=0)
         scale = (most / (total + 1e-6)).clamp(max=1.0)
         for gradient in gradients:
@@ -191,7 +197,7 @@ class Stacked:
             shape = self.parameters[name].shape[1:]
             self.optimizer.state[self.parameters[name]] = {
                 key: torch.stack([state[name][key] for state in states])
-                if isinstance(value, Tensor) and value.shape == shape and key != "step"
+                if isinstance(value, Tensor) and value.shape == shape and key not in SHARED
                 else deepcopy(value)
                 for key, value in values.items()
             }
@@ -230,61 +236,6 @@ class _LossOf(nn.Module):
         return self.task.loss(self.model, batch)
 
 
-def why_not(members: Sequence[Training]) -> str:
-    """Why these trainings cannot be stacked; empty where they can.
-
-    They can where the stacked loss and its gradients are, at the first step, those of each member alone. That rules
-    out whatever the stack would not see: randomness in the model, and seeds that the loss knows beside its batch.
-    """
-    try:
-        alone = [_alone(member) for member in members]
-        stacked = Stacked(members)
-        stacked._enter_phase(0)
-        with untouched_rng():
-            losses = stacked.backward(0)
-        for index, (loss, gradients) in enumerate(alone):
-            together = {
-                name: None if p.grad is None else p.grad[index].clone() for name, p in stacked.parameters.items()
-            }
-            _compare(losses[index], loss, together, gradients)
-    except NotStackable as reason:
-        return str(reason)
-    except Exception as error:  # whatever a model does that vmap does not: it is trained alone instead
-        return f"torch.func.vmap refuses it ({type(error).__name__}: {' '.join(str(error).split())[:120]})"
-    return ""
-
-
-def _alone(member: Training) -> tuple[Tensor, dict[str, Tensor | None]]:
-    """The member's own loss and gradients at step 0; the member is left as it was."""
-    with untouched_rng():
-        member._enter_phase(0)
-        member.model.train()
-        seed_everywhere(derive(member.task.seed, "step", 0))
-        loss = member.task.loss(member.model, member.batches(0))
-        loss.backward()  # type: ignore[no-untyped-call]
-    gradients = {
-        name: None if p.grad is None else p.grad.detach().clone() for name, p in member.model.named_parameters()
-    }
-    member.optimizer.zero_grad(set_to_none=True)
-    return loss.detach(), gradients
-
-
-def _compare(
-    loss: Tensor, own_loss: Tensor, gradients: Mapping[str, Tensor | None], own: Mapping[str, Tensor | None]
-) -> None:
-    tolerance = AGREE.get(own_loss.dtype, 1e-3)
-    size = max((float(g.abs().max()) for g in own.values() if g is not None), default=0.0)
-    differ = abs(float(loss - own_loss)) > tolerance * max(abs(float(own_loss)), 1e-30)
-    for name, gradient in own.items():
-        other = gradients[name]
-        if gradient is None or other is None:
-            differ |= (gradient is None) != (other is None)
-        else:
-            differ |= float((gradient - other).abs().max()) > tolerance * size
-    if differ:
-        raise NotStackable("its loss is random, or depends on the seed through more than parameters and batch")
-
-
 def _refuse(first: Training) -> None:
     if type(first.optimizer) not in ELEMENTWISE:
         raise NotStackable(f"its optimizer {type(first.optimizer).__name__} does not act on each number alone")
@@ -292,6 +243,21 @@ def _refuse(first: Training) -> None:
         raise NotStackable("its learning rate follows the loss of each seed")
     if type(first).advance is not Training.advance:
         raise NotStackable("it has its own training loop")
+    for one, other in _overlapping(first.model):
+        raise NotStackable(f"its {one!r} and {other!r} share memory")
+
+
+def _overlapping(model: nn.Module) -> Iterator[tuple[str, str]]:
+    """Pairs of different tensors of `model` in the same memory, at least one of them a parameter.
+
+    A parameter that has several names is one tensor: it stays one in the stack.
+    """
+    parameters, buffers = dict(model.named_parameters()), dict(model.named_buffers())
+    owners: dict[int, str] = {}
+    for name, tensor in (parameters | buffers).items():
+        owner = owners.setdefault(tensor.untyped_storage().data_ptr(), name)
+        if owner != name and owner in parameters and tensor.numel():
+            yield owner, name
 
 
 def _group_names(optimizer: torch.optim.Optimizer, model: nn.Module) -> list[list[str]]:

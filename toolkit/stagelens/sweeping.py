@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
@@ -92,6 +93,8 @@ def sweep(
     planned = plan_sweep(task, grid, seeds=seeds, **plan)
     check_columns(planned, columns)
     worker = make_executor(executor, workers, address, results) if isinstance(executor, str) else executor
+    if planned.warning:
+        warnings.warn(planned.warning, stacklevel=2)
     failures = execute(planned, worker, watch, wanted)
     return gather(planned, wanted, columns, failures, name)
 
@@ -104,6 +107,7 @@ def execute(
     The first finished point is measured at once, before anything runs if there is one already: a measure that the
     runs do not have, or that means several curves, is reported then and not at the end.
     """
+    plan.set_aside()
     jobs = plan.jobs()
     there = next((point for point in plan.points if plan.status(point) == "finished"), None)
     untried = bool(measures) and there is None

@@ -33,6 +33,8 @@ class Trainer(Protocol):
 
     loss: Tensor | None  # of the last step: [], or one for each track
 
+    def enter_phase(self, step: int) -> None: ...
+
     def advance(self, step: int) -> None: ...
 
 
@@ -146,6 +148,7 @@ def carry(
                 with _ends_alone(track, alive):
                     track.training.check()
             looking = [track for track in looking if track in alive]
+            trainer.enter_phase(step)  # a measurement at `step` sees the parameters that step `step` trains
             look(step, [track for track in looking if track.to_measure == step])
             for track in looking:
                 with _ends_alone(track, alive):

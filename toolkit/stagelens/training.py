@@ -23,7 +23,9 @@ SMALLER = "try a smaller lr, or clip=1"  # what to do about a loss that diverged
 class Training:
     """A task being trained. What step `s` does depends on the state after step s - 1 and on (seed, s) alone."""
 
-    def __init__(self, task: Task, device: torch.device | str = "cpu") -> None:
+    def __init__(
+        self, task: Task, device: torch.device | str = "cpu", batches: Callable[[int], Batch] | None = None
+    ) -> None:
         with untouched_rng():
             torch.manual_seed(derive(task.seed, "init"))
             model = task.build_model()
@@ -35,7 +37,7 @@ class Training:
         self.device = torch.device(device)
         self.optimizer = fused(task.optimizer(self.model))
         self.scheduler = task.scheduler(self.optimizer)
-        self.batches = task.batches(device)
+        self.batches = batches or task.batches(device)
         self._phases = _phase_ends(task)
         self._phase: str | None = None
         self.bad = FirstBad(device=device)
@@ -54,7 +56,7 @@ class Training:
     def advance(self, step: int) -> None:
         """The update of `step` (from 0). Nothing here waits for the device."""
         started = time.perf_counter()
-        self._enter_phase(step)
+        self.enter_phase(step)
         if not self.model.training:
             self.model.train()
         seed_everywhere(derive(self.task.seed, "step", step))  # dropout
@@ -111,8 +113,8 @@ class Training:
         self.loss = state["loss"].to(device) if state["loss"] is not None else None
         self.gradient_norm = state["gradient_norm"].to(device) if state["gradient_norm"] is not None else None
 
-    def _enter_phase(self, step: int) -> None:
-        """Lets only the current phase's parameters have gradients; the optimizer passes over the others."""
+    def enter_phase(self, step: int) -> None:
+        """Enters the training phase of `step`: only its parameters get gradients; the optimizer skips the others."""
         if not self._phases:
             return
         phase = next((phase for end, phase in self._phases if step < end), self._phases[-1][1])
@@ -142,7 +144,8 @@ def fused(optimizer: Optimizer) -> Optimizer:
     """`optimizer`, which updates all parameters in one kernel where it has one and leaves the choice open.
 
     It computes the same update up to rounding; a loop over the parameters takes a small model longer than its backward
-    pass. A checkpoint keeps the choice.
+    pass. A checkpoint keeps the choice. The kernel of the CPU ignores strides, so parameters that are not contiguous
+    are updated by the loop, and a gradient that is not contiguous is copied before the update.
     """
     if type(optimizer) in (torch.optim.Adam, torch.optim.AdamW):
         for group in optimizer.param_groups:
@@ -150,11 +153,25 @@ def fused(optimizer: Optimizer) -> Optimizer:
             plain = not (group["differentiable"] or group["capturable"])
             if open_ and plain and all(_has_kernel(parameter) for parameter in group["params"]):
                 group["fused"] = True
+    optimizer.register_step_pre_hook(_contiguous)
     return optimizer
 
 
 def _has_kernel(parameter: torch.Tensor) -> bool:
     return parameter.device.type in ("cpu", "cuda") and parameter.dtype in (torch.float32, torch.float64)
+
+
+def _contiguous(optimizer: Optimizer, *_: Any) -> None:
+    """Before an update: makes the gradients of fused groups contiguous; a group of other parameters is not fused."""
+    for group in optimizer.param_groups:
+        if not group.get("fused"):
+            continue
+        if not all(parameter.is_contiguous() for parameter in group["params"]):
+            group["fused"] = False
+            continue
+        for parameter in group["params"]:
+            if parameter.grad is not None and not parameter.grad.is_contiguous():
+                parameter.grad = parameter.grad.contiguous()
 
 
 def _need_compiler() -> None:

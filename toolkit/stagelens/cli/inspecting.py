@@ -24,9 +24,11 @@ def runs_(runs: Runs = None, json: Json = False) -> None:
 
     Example: stagelens runs
     """
+    from stagelens.defects import defects_in
     from stagelens.runs import catalogue, runs_folder
 
     found = catalogue(runs)
+    wrong = defects_in(runs_folder(runs))
     rows = [
         {
             "run": str(run.folder),
@@ -38,6 +40,7 @@ def runs_(runs: Runs = None, json: Json = False) -> None:
             "steps": run.manifest.steps,
             "created": run.manifest.created,
             "seconds": run.manifest.seconds,
+            "warnings": run.warnings_with(wrong.get(run.name, "")),
         }
         for run in found
     ]
@@ -51,6 +54,9 @@ def runs_(runs: Runs = None, json: Json = False) -> None:
             for r in rows
         ]
         output.print_table(["run", "task", "seed", "status", "steps", "seconds", "created"], shown)
+        for run in found:
+            if run.name in wrong:
+                output.warn(f"{run.name}: {run.warnings_with(wrong[run.name])[-1]}")
 
 
 @app.command()
@@ -101,6 +107,8 @@ def show_summary(run: Run) -> None:
     compiling = run.manifest.compile_seconds
     aside = "" if compiling is None else f", {compiling:.1f} s of them compiling"
     output.say(f"{done} in {summary['seconds']:.1f} s on {summary['device']}{aside}\n")
+    for warning in summary["warnings"]:
+        output.warn(warning)
     if "measured_on" in summary["config"]:
         output.say(f"measured on {summary['config']['measured_on']}\n")
     if summary["stages"]:

@@ -57,10 +57,10 @@ def probe(
             host=state.host,
             progress=progress,
         )
-    for warning in run.manifest.warnings:
-        output.warn(warning)
     if json:
-        output.print_json(run.summary() | {"warnings": run.manifest.warnings})
+        for warning in run.warnings:
+            output.warn(warning)
+        output.print_json(run.summary())
     else:
         from stagelens.cli.inspecting import show_summary
 

@@ -38,9 +38,8 @@ def run(
         typer.Option("--set", metavar="KEY=VALUE", help="Change a config key; may be repeated."),
     ] = None,
     seed: Annotated[int, typer.Option(min=0, help="Init, data and evaluation all follow from it.")] = 0,
-    seeds: Annotated[
-        int, typer.Option(min=1, metavar="N", help="Train N seeds, from --seed on; as one where the model allows it.")
-    ] = 1,
+    seeds: Annotated[int, typer.Option(min=1, metavar="N", help="Train N seeds, from --seed on.")] = 1,
+    ensemble: Annotated[bool, typer.Option(help="With --seeds: train them together if the model allows it.")] = True,
     device: Annotated[str, typer.Option(help="auto, cpu, cuda, mps, ...")] = "auto",
     runs: Runs = None,
     name: Annotated[str | None, typer.Option(help="The run's name (default: task, preset and seed).")] = None,
@@ -63,7 +62,8 @@ def run(
         if compile:
             raise UsageError("--compile is for one seed; give either --compile or --seeds")
         shared = {"preset": preset, "settings": set_ or [], "device": device, "runs": runs, "name": name}
-        _run_seeds(state, task, range(seed, seed + seeds), json, resume=resume, probes=_names(probes), **shared)
+        options = {"resume": resume, "probes": _names(probes), "ensemble": ensemble}
+        _run_seeds(state, task, range(seed, seed + seeds), json, **shared, **options)
         return
     with importing():
         from stagelens.running import run as run_task
@@ -100,7 +100,7 @@ def _run_seeds(state: State, task: str, seeds: range, json: bool, **options: Any
 
     with progress_bar(f"{task} seeds {seeds[0]}..{seeds[-1]}") as progress:
         done = run_ensemble(task, seeds=seeds, host=state.host, progress=progress, warn=output.warn, **options)
-    if done.alone:
+    if done.alone and options["ensemble"]:
         output.warn(f"the seeds were run one by one: {done.alone}")
     if json:
         answer = {"task": done[0].manifest.task, "seeds": list(seeds), "together": not done.alone, "alone": done.alone}

@@ -99,6 +99,8 @@ def sweep(
         plugin_dirs=state.plugin_dirs,
     )
     check_columns(plan, columns)
+    if plan.warning:
+        output.warn(plan.warning)
     if dry_run:
         _show_plan(plan, workers or cores(), json)
         return
