@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, nullcontext, redirect_stdout
+from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -103,7 +102,7 @@ def sweep(
         return
     made = make_executor(executor, workers, address, results)
     try:
-        with redirect_stdout(sys.stderr), _watching(f"{task} sweep", plan) as watch:  # stdout is for the answer alone
+        with _watching(f"{task} sweep", plan) as watch:
             failures = execute(plan, made, watch, measures)
     except KeyboardInterrupt:
         done = sum(plan.status(point) == "finished" for point in plan.points)
