@@ -52,7 +52,7 @@ def _writing_to(descriptor: int, stdout: IO[str]) -> IO[str]:
     """A stream to `descriptor` if `stdout` writes to descriptor 1, else `stdout` itself, which nobody else reaches."""
     with suppress(OSError):  # an object in memory has no descriptor
         if stdout.fileno() == 1:
-            return open(os.dup(descriptor), "w", encoding=stdout.encoding, errors=stdout.errors)
+            return os.fdopen(os.dup(descriptor), "w", encoding=stdout.encoding, errors=stdout.errors)
     return stdout
 
 
