@@ -95,7 +95,7 @@ class SweepPlan:
                 seeds=tuple(point.seed for point in points),
                 names=tuple(point.name for point in points),
                 folder=str(self.folder.resolve()),
-                device=self.device,
+                device=self.device if issubclass(self.kind, Task) else "cpu",  # a flow is integrated on the CPU
                 probes=self.probes,
                 plugin_dirs=self.plugin_dirs,
             )
@@ -103,7 +103,12 @@ class SweepPlan:
         ]
 
     def command(self, point: Point) -> str:
-        """The command that repeats a point, in its place."""
+        """The command that repeats a point, in its place; Python for a class that no plugin brings."""
+        if not isinstance(self.task, str) and self.host.tasks.owners[self.kind.id] == self.kind.__module__:
+            settings = dict(setting.split("=", 1) for setting in self._given(point.settings))
+            where = f"runs={str(self.folder)!r}, name={point.name!r}, resume=True"
+            call = f"preset={self.preset!r}, settings={settings!r}, seed={point.seed}, probes={self.probes!r}"
+            return f"stagelens.run({self.kind.__name__}, {call}, device={self.device!r}, {where})"
         plugins = [word for folder in self.plugin_dirs for word in ("--plugin-dir", str(folder))]
         settings = [word for setting in self._given(point.settings) for word in ("--set", setting)]
         words = ["stagelens", *plugins, "run", self.kind.id, "--preset", self.preset, *settings]

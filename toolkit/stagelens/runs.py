@@ -158,20 +158,9 @@ class Run:
     @property
     def command(self) -> str:
         """The command that repeats this run."""
-        from shlex import quote
+        from stagelens.commands import command_of
 
-        from stagelens.config import text_of
-
-        manifest = self.manifest
-        settings = " ".join(f"--set {quote(f'{key}={text_of(value)}')}" for key, value in manifest.settings.items())
-        words = [
-            "stagelens run",
-            manifest.task,
-            f"--preset {manifest.preset}",
-            settings,
-            f"--seed {manifest.seed}",
-        ]
-        return " ".join(word for word in words if word)
+        return command_of(self.manifest, self._host)
 
     def summary(self) -> dict[str, Any]:
         """What `stagelens show --json` prints."""
