@@ -53,10 +53,11 @@ def test_local_workers_do_what_this_process_would(tmp_path) -> None:
 
 
 @pytest.mark.parametrize("workers", [1, 2])
-def test_workers_share_out_the_cores(tmp_path, workers) -> None:
+def test_workers_share_out_the_cores(tmp_path, workers, monkeypatch) -> None:
     """Each run's manifest says how many threads torch had in the process that made it."""
     from small import Regression
 
+    monkeypatch.delenv("OMP_NUM_THREADS")
     swept = sl.sweep(Regression, {"steps": [3, 4]}, runs=tmp_path, workers=workers, ensemble=False)
     assert {run.manifest.threads for run in swept} == {max(1, cores() // workers)}
     processes = {run.manifest.process for run in swept}

@@ -104,7 +104,7 @@ class SweepPlan:
 
     def command(self, point: Point) -> str:
         """The command that repeats a point, in its place; Python for a class that no plugin brings."""
-        if not isinstance(self.task, str) and self.host.tasks.owners[self.kind.id] == self.kind.__module__:
+        if not isinstance(self.task, str) and not self.plugin_dirs and self._is_nobodys:
             settings = dict(setting.split("=", 1) for setting in self._given(point.settings))
             where = f"runs={str(self.folder)!r}, name={point.name!r}, resume=True"
             call = f"preset={self.preset!r}, settings={settings!r}, seed={point.seed}, probes={self.probes!r}"
@@ -116,6 +116,11 @@ class SweepPlan:
         words += ["--device", self.device] if self.device != "auto" else []
         place = ["--seed", str(point.seed), "--runs", str(self.folder), "--name", point.name, "--resume"]
         return shlex.join([*words, *place])
+
+    @property
+    def _is_nobodys(self) -> bool:
+        """Whether no plugin brings the task: it was given as a class."""
+        return self.host.tasks.owners[self.kind.id] not in {plugin.name for plugin in self.host.plugins}
 
     def _given(self, settings: Mapping[str, str]) -> list[str]:
         return [*self.base, *(f"{key}={value}" for key, value in settings.items())]

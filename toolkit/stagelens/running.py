@@ -154,7 +154,7 @@ def plan_run(
     plugin, kind = resolve_task(task, host)
     experiment = kind(make_config(kind.Config, kind.presets, preset, as_settings(settings)), seed)
     manifest = _manifest(experiment, plugin, preset, device)
-    manifest.probes = _probe_names(experiment, probes, host)
+    manifest.probes = probe_names(experiment, probes, host)
     return Plan(experiment, manifest, probes, host)
 
 
@@ -285,7 +285,7 @@ def resolve_task(task: str | type[Experiment], host: Host) -> tuple[str, type[Ex
     raise UsageError(f"task {task!r}: expected a task's id or a Task class")
 
 
-def _probe_names(experiment: Experiment, given: Sequence[str] | None, host: Host) -> list[str]:
+def probe_names(experiment: Experiment, given: Sequence[str] | None, host: Host) -> list[str]:
     """The probes of a run: those given, else the task's own, else all that run by default. All of them exist."""
     if not isinstance(experiment, Task):
         return []
