@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 from filelock import FileLock
 from small import Crash, CrashAt, Decay, Regression, host_with, run
@@ -96,7 +98,7 @@ def test_the_seeds_of_an_ensemble_are_replaced(tmp_path) -> None:
 
 
 def test_the_command_line_says_it_in_its_first_line(cli, tmp_path) -> None:
-    words = ["run", "recall/flow", "--json"]
+    words = ["--plugin-dir", Path(__file__).parent / "sweep_plugin.py", "run", "power/law", "--json"]
     first, second, third = cli(*words), cli(*words), cli(*words, "--replace")
     assert first.err == ""
     name = first.json["name"]
