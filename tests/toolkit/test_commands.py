@@ -44,7 +44,7 @@ def texts(file: Path) -> list[str]:
 
 def printed() -> list[str]:
     """The commands in the texts of the toolkit. The tests of what is printed know what a gap stands for."""
-    files = [file for file in (*TOOLKIT.rglob("*.py"), *TOOLKIT.glob("templates/*.j2"))]
+    files = [*TOOLKIT.rglob("*.py"), *TOOLKIT.glob("templates/*.j2")]
     found = {command for file in files for command in texts(file) if command.startswith("stagelens ")}
     return sorted(command for command in found if "{}" not in command)
 

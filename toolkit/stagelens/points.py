@@ -105,9 +105,9 @@ class SweepPlan:
     def command(self, point: Point) -> str:
         """The command that repeats a point, in its place; Python for a class that no plugin brings."""
         if not isinstance(self.task, str) and not self.plugin_dirs and self._is_nobodys:
-            settings = dict(setting.split("=", 1) for setting in self._given(point.settings))
+            given = dict(setting.split("=", 1) for setting in self._given(point.settings))
             where = f"runs={str(self.folder)!r}, name={point.name!r}, resume=True"
-            call = f"preset={self.preset!r}, settings={settings!r}, seed={point.seed}, probes={self.probes!r}"
+            call = f"preset={self.preset!r}, settings={given!r}, seed={point.seed}, probes={self.probes!r}"
             return f"stagelens.run({self.kind.__name__}, {call}, device={self.device!r}, {where})"
         plugins = [word for folder in self.plugin_dirs for word in ("--plugin-dir", str(folder))]
         settings = [word for setting in self._given(point.settings) for word in ("--set", setting)]

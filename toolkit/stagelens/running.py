@@ -134,7 +134,8 @@ class Plan:
                 yield writer
             finally:
                 writer.run = Run(folder, self.host)
-                with noting(problems := {}, "stagelens_run_finished"):
+                problems: dict[str, str] = {}
+                with noting(problems, "stagelens_run_finished"):
                     tell(self.host, "stagelens_run_finished", run=writer.run)
                 writer.note(problems)
                 writer.run = Run(folder, self.host)

@@ -9,14 +9,14 @@ import os
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from typing import IO, Any
+from typing import Any, TextIO
 
 import typer
 
 MOST = 2000  # characters of an error: the known names are among them
 WIDEST = 1_000_000  # characters of a table's line where no terminal has to show it
 
-_answers: IO[str] | None = None  # where the answer goes while a command runs
+_answers: TextIO | None = None  # where the answer goes while a command runs
 
 
 @contextmanager
@@ -33,13 +33,13 @@ def answering() -> Iterator[None]:
     stdout.flush()
     kept = os.dup(1)
     try:
-        _answers = _writing_to(kept, stdout)
+        stream = _answers = _writing_to(kept, stdout)
         _hide_stdout()
         yield
     finally:
         try:
             stdout.flush()  # what was printed to an object that somebody kept belongs to stderr too
-            _answers.flush() if _answers is stdout else _answers.close()
+            stream.flush() if stream is stdout else stream.close()
         finally:
             _answers, sys.stdout = None, stdout
             os.dup2(kept, 1)
@@ -48,7 +48,7 @@ def answering() -> Iterator[None]:
                 atexit.register(_hide_stdout)  # libraries print when the process ends, too
 
 
-def _writing_to(descriptor: int, stdout: IO[str]) -> IO[str]:
+def _writing_to(descriptor: int, stdout: TextIO) -> TextIO:
     """A stream to `descriptor` if `stdout` writes to descriptor 1, else `stdout` itself, which nobody else reaches."""
     with suppress(OSError):  # an object in memory has no descriptor
         if stdout.fileno() == 1:
@@ -65,7 +65,7 @@ def _hide_stdout() -> None:
     sys.stdout = sys.stderr
 
 
-def answers() -> IO[str] | None:
+def answers() -> TextIO | None:
     """The stream of the command's answer; None if stdout is closed."""
     return _answers or sys.stdout
 

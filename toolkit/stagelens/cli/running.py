@@ -67,7 +67,13 @@ def run(
     if seeds > 1:
         if compile:
             raise UsageError("--compile is for one seed; give either --compile or --seeds")
-        shared = {"preset": preset, "settings": set_ or [], "device": device, "runs": runs, "name": name}
+        shared: dict[str, Any] = {
+            "preset": preset,
+            "settings": set_ or [],
+            "device": device,
+            "runs": runs,
+            "name": name,
+        }
         shared |= {"replace": replace, "notify": output.note}
         _run_seeds(state, task, range(seed, seed + seeds), json, resume=resume, probes=_names(probes), **shared)
         return

@@ -136,7 +136,7 @@ def _largest_node(ray: Any) -> int:
 def _at_a_time(options: Mapping[str, Any], there: Mapping[str, float]) -> int:
     """How many jobs the cluster can do at once."""
     fits = int(there.get("CPU", 1)) // options["num_cpus"]
-    return max(1, min(fits, int(there["GPU"]) // options["num_gpus"]) if options["num_gpus"] else fits)
+    return int(max(1, min(fits, int(there["GPU"]) // options["num_gpus"]) if options["num_gpus"] else fits))
 
 
 def _on_any_gpu(job: Job) -> Job:

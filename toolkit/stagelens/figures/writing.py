@@ -19,7 +19,11 @@ if TYPE_CHECKING:
 
 FOLDER = "figures"
 ENDINGS = (".png", ".svg")
-OURS = {"loss": loss_figure, "specialization": specialization_figure, "probes": probes_figure}
+OURS: dict[str, Callable[[Run], Figure | None]] = {
+    "loss": loss_figure,
+    "specialization": specialization_figure,
+    "probes": probes_figure,
+}
 
 
 def write_figures(run: Run, folder: Path | None = None) -> list[Path]:
@@ -43,8 +47,7 @@ def figures_of(run: Run) -> dict[str, Figure]:
 
     A figure that raises is left out, and noted in `run.noted`.
     """
-    drawing: dict[str, Callable[[Run], Figure | None]] = OURS
-    experiment = run.known_experiment
+    drawing, experiment = OURS, run.known_experiment
     if experiment is not None:
         drawing = drawing | {"attention": attention_figure}
     drawn: dict[str, Figure | None] = {}
