@@ -53,14 +53,78 @@ def test_local_workers_do_what_this_process_would(tmp_path) -> None:
 
 
 @pytest.mark.parametrize("workers", [1, 2])
-def test_workers_share_out_the_cores(tmp_path, workers) -> None:
+def test_workers_share_out_the_cores(tmp_path, workers, monkeypatch) -> None:
     """Each run's manifest says how many threads torch had in the process that made it."""
     from small import Regression
 
+    monkeypatch.delenv("OMP_NUM_THREADS")
     swept = sl.sweep(Regression, {"steps": [3, 4]}, runs=tmp_path, workers=workers, ensemble=False)
     assert {run.manifest.threads for run in swept} == {max(1, cores() // workers)}
     processes = {run.manifest.process for run in swept}
     assert os.getpid() not in processes
+
+
+@pytest.mark.parametrize(
+    ("given", "workers", "threads"), [("3", 1, 3), ("3", 4, 3), ("2,1", 1, 2), ("", 1, 8), ("0", 2, 4), ("x", 16, 1)]
+)
+def test_workers_take_the_threads_that_the_user_set_else_their_share(monkeypatch, given, workers, threads) -> None:
+    import stagelens.executors as executors
+
+    monkeypatch.setattr(executors, "cores", lambda: 8)
+    monkeypatch.setenv("OMP_NUM_THREADS", given)
+    monkeypatch.setenv("MKL_NUM_THREADS", "5")
+    monkeypatch.delenv("OPENBLAS_NUM_THREADS", raising=False)
+    assert executors.threads_each(workers) == threads
+    found = executors.worker_environment(threads)
+    assert found["MKL_NUM_THREADS"] == "5" and found["OPENBLAS_NUM_THREADS"] == str(threads)
+    assert found["OMP_NUM_THREADS"] == (given or str(threads))
+
+
+def test_a_worker_has_the_threads_that_the_user_set(tmp_path, monkeypatch) -> None:
+    from small import Regression
+
+    monkeypatch.setenv("OMP_NUM_THREADS", "3")
+    (done,) = sl.sweep(Regression, {"steps": [3]}, runs=tmp_path, workers=1)
+    assert done.manifest.threads == 3
+
+
+@pytest.mark.parametrize(
+    ("device", "count", "visible", "expected"),
+    [
+        ("auto", 3, None, ["0", "1", "2"]),
+        ("cuda", 2, "GPU-5a,GPU-6b", ["GPU-5a", "GPU-6b"]),
+        ("auto", 2, "4, 7", ["4", "7"]),
+        ("auto", 1, None, []),
+        ("auto", 0, "-1", []),
+        ("cuda:1", 2, None, []),
+        ("cpu", 2, None, []),
+    ],
+)
+def test_local_workers_are_pinned_to_gpus_in_turn(monkeypatch, device, count, visible, expected) -> None:
+    import torch
+
+    from stagelens.executors import gpus_in_turn, worker_environment
+
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: count)  # this machine may have none
+    if visible is None:
+        monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    else:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    assert gpus_in_turn(device) == expected
+    assert [worker_environment(1, gpu)["CUDA_VISIBLE_DEVICES"] for gpu in expected] == expected
+    assert "CUDA_VISIBLE_DEVICES" not in worker_environment(1)
+
+
+def test_each_local_worker_sees_its_own_gpu(tmp_path, monkeypatch) -> None:
+    """Two workers of a machine that is said to have two GPUs; each writes down what it sees."""
+    import torch
+    from sweep_plugin import Seeing
+
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "6,7")
+    swept = sl.sweep(Seeing, {"steps": [2, 3]}, runs=tmp_path / "runs", settings={"seen": str(tmp_path)}, workers=2)
+    assert not swept.failed
+    assert {file.read_text() for file in tmp_path.glob("seen-*")} <= {"6", "7"} and len(swept.done) == 2
 
 
 def test_the_environment_of_this_process_stays_as_it_is(tmp_path, monkeypatch) -> None:
@@ -142,7 +206,7 @@ class TestRay:
         os.environ["RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO"] = "0"
         variables = {"PYTHONPATH": str(HERE)}
         options = {"include_dashboard": False, "log_to_driver": False, "logging_level": "ERROR"}
-        ray.init(num_cpus=2, runtime_env={"env_vars": variables}, **options)
+        ray.init(num_cpus=2, num_gpus=2, runtime_env={"env_vars": variables}, **options)  # ray believes it
         yield
         ray.shutdown()
 
@@ -155,6 +219,38 @@ class TestRay:
         for one, other in zip(local, returned, strict=True):
             assert one.timeline.series("loss").tobytes() == other.timeline.series("loss").tobytes()
         assert shared.table.drop(columns="seconds").equals(local.table.drop(columns="seconds"))
+
+    @pytest.mark.filterwarnings("ignore")
+    def test_a_point_gets_a_gpu_of_the_cluster_unless_it_asks_for_the_cpu(self, cluster, tmp_path) -> None:
+        from sweep_plugin import Seeing
+
+        for device, expected in (("auto", {"0", "1"}), ("cpu", {"", "none"})):
+            seen = tmp_path / device
+            seen.mkdir()
+            where = {"runs": tmp_path / f"runs-{device}", "settings": {"seen": str(seen)}, "device": device}
+            swept = sl.sweep(Seeing, {"steps": [2, 3]}, executor="ray", **where)
+            assert not swept.failed and {file.read_text() for file in seen.iterdir()} <= expected
+
+    def test_what_a_point_requests(self) -> None:
+        from stagelens.executors.on_ray import OnRay, _at_a_time, _on_any_gpu
+        from stagelens.executors.work import Job
+
+        options = OnRay(address="auto")._options
+        with_gpus, without = {"CPU": 64.0, "GPU": 4.0}, {"CPU": 64.0}
+        requests = {
+            (device, bool(there is with_gpus)): options(device, there)["num_gpus"]
+            for device in ("auto", "cuda", "cuda:3", "cpu", "mps")
+            for there in (with_gpus, without)
+            if there is with_gpus or not device.startswith("cuda")
+        }
+        gpu = {device for (device, there), count in requests.items() if count and there}
+        assert gpu == {"auto", "cuda", "cuda:3"} and not any(n for (_, there), n in requests.items() if not there)
+        assert _at_a_time(options("auto", with_gpus), with_gpus) == 4
+        assert _at_a_time(options("cpu", with_gpus), with_gpus) == 64
+        with pytest.raises(UsageError, match="--device cuda: the ray cluster has no GPU"):
+            options("cuda", without)
+        job = Job("task", "quick", {}, (0,), ("name",), "folder", device="cuda:3")
+        assert _on_any_gpu(job).device == "cuda"
 
     @pytest.mark.filterwarnings("ignore")
     def test_a_killed_worker_costs_its_point_one_retry(self, cluster, tmp_path, mortal) -> None:

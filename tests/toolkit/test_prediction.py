@@ -153,7 +153,7 @@ class Late(sl.Flow):
 
 def test_the_warning_comes_before_the_run_and_is_kept(tmp_path) -> None:
     Late.begun.clear()
-    run = sl.run(Late, runs=tmp_path, report=False, warn=lambda text: Late.begun.append(text))
+    run = sl.run(Late, runs=tmp_path, report=False, notify=lambda text: Late.begun.append(text))
     assert "'the end' at 5" in Late.begun[0] and "give time above 5" in Late.begun[0]
     assert Late.begun[1] == "integrated" and Late.begun.count(Late.begun[0]) == 1
     assert run.manifest.warnings == run.summary()["warnings"] == Late.begun[:1]

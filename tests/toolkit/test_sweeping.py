@@ -93,8 +93,9 @@ def test_a_failed_point_is_told_with_its_reason_and_command_and_tried_again(tmp_
     assert failure["reason"] == "ZeroDivisionError: a defect of the plugin"
     assert failure["point"] == {"broken": "true", "seed": 0}
     assert swept.table["status"].tolist() == ["finished", "failed"]
-    assert failure["command"].startswith("stagelens run power/law --preset quick --set broken=true --seed 0 --runs ")
-    assert failure["command"].endswith("--resume")
+    assert failure["command"].startswith("stagelens.run(Power, preset='quick', settings={'broken': 'true'}, seed=0, ")
+    with pytest.raises(ZeroDivisionError):
+        eval(failure["command"], {"stagelens": sl, "Power": Power})
     assert [tally.done for tally in seen] == [0, 1, 1]
     assert list(seen[-1].failures.values()) == [failure["reason"]]
     sweep(tmp_path, {"broken": ["false", "true"]}, again := Here())

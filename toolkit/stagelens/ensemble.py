@@ -6,9 +6,9 @@ checkpoints and run folder. Only the step is shared: one vectorized loss, one ba
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,8 @@ from stagelens.errors import UsageError
 from stagelens.experiment import Experiment
 from stagelens.host import Host, make_host
 from stagelens.manifest import FILE, VECTORIZED
+from stagelens.placing import Notify, replacing
+from stagelens.problems import noting
 from stagelens.running import Plan, Progress, graceful, plan_run, run
 from stagelens.runs import Run
 from stagelens.seeds import untouched_rng
@@ -34,6 +36,7 @@ class Ensemble(Sequence[Run]):
     runs: tuple[Run, ...]
     alone: str = ""
     page: Path | None = None  # that compares them
+    noted: Mapping[str, str] = field(default_factory=dict)  # why there is no page, where it could not be made
 
     def __len__(self) -> int:
         return len(self.runs)
@@ -60,7 +63,8 @@ def run_ensemble(
     host: Host | None = None,
     progress: Progress | None = None,
     report: bool = True,
-    warn: Callable[[str], None] | None = None,
+    replace: bool = False,
+    notify: Notify | None = None,
     ensemble: bool = True,
 ) -> Ensemble:
     """Runs `task` with several seeds, as one training where its model can be stacked, else one after the other.
@@ -68,9 +72,9 @@ def run_ensemble(
         runs = sl.run_ensemble("linear-icl", seeds=6)
         runs[0].stages(), runs.alone
 
-    The runs are ordinary ones, named `name-seed0`, ... or as `sl.run` would (or `names`, one for each seed). `report`
-    writes one page that compares them; `stagelens report RUN` writes the page of one. `ensemble=False` trains the seeds
-    one after the other.
+    The runs are ordinary ones, named `name-seed0`, ... or as `sl.run` would (or `names`, one for each seed). `replace`
+    and `notify` are as in `sl.run`. `report` writes one page that compares them; `stagelens report RUN` writes the page
+    of one. `ensemble=False` trains the seeds one after the other.
     """
     host = host or make_host()
     numbers = list(range(seeds)) if isinstance(seeds, int) else list(seeds)
@@ -78,9 +82,6 @@ def run_ensemble(
         raise UsageError(f"seeds {seeds!r}: expected at least one, each once")
     shared: dict[str, Any] = {"preset": preset, "settings": settings, "device": device, "probes": probes, "host": host}
     plans = [plan_run(task, seed=seed, **shared) for seed in numbers]
-    if warn is not None:
-        for warning in dict.fromkeys(line for plan in plans for line in plan.manifest.warnings):
-            warn(warning)
     called: Sequence[str | None] = names or [f"{name}-seed{seed}" if name else None for seed in numbers]
     trainings = [plan.training() for plan in plans]
     alone = "" if len(plans) > 1 else "there is one seed"
@@ -89,18 +90,26 @@ def run_ensemble(
         alone = "a flow has no model to stack" if trainings[0] is None else why_not([t for t in trainings if t])
     if alone:
         shared |= {"runs": runs, "resume": resume, "progress": progress, "report": False}
+        shared |= {"replace": replace, "notify": notify}
         done = [run(task, seed=seed, name=one, **shared) for seed, one in zip(numbers, called, strict=True)]
     else:
-        folders = [plan.folder(runs, one, resume) for plan, one in zip(plans, called, strict=True)]
-        done = _train_together(plans, [t for t in trainings if t], folders, host, progress)
-    page = None
+        folders = [plan.folder(runs, one, resume, replace, notify) for plan, one in zip(plans, called, strict=True)]
+        if notify is not None:
+            for warning in dict.fromkeys(line for plan in plans for line in plan.manifest.warnings):
+                notify(warning)
+        with ExitStack() as replaced:
+            for folder in folders:
+                replaced.enter_context(replacing(folder, replace, notify))
+            done = _train_together(plans, [t for t in trainings if t], folders, host, progress)
+    page, noted = None, dict[str, str]()
     whole = [one for one in done if one.manifest.status != "failed" and len(one.timeline.steps)]
     if report and whole:
         from stagelens.report import write_comparison
 
         stem = whole[0].name.removesuffix(f"-seed{whole[0].manifest.seed}")
-        page = write_comparison(whole, whole[0].folder.parent / f"{stem}-seeds.html")
-    return Ensemble(tuple(done), alone, page)
+        with noting(noted, "report"):
+            page = write_comparison(whole, whole[0].folder.parent / f"{stem}-seeds.html")
+    return Ensemble(tuple(done), alone, page, noted)
 
 
 def _train_together(

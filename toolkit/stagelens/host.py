@@ -64,7 +64,8 @@ class Registry(Generic[R]):
         if name in self.disputed:
             raise UsageError(self.disputed[name])
         if name not in self.entries:
-            raise unknown(self.kind, name, dict(self), f"`stagelens {self.kind}s` lists them")
+            lists = f"`stagelens {self.kind}s` lists them" if self.kind != "claim" else ""
+            raise unknown(self.kind, name, dict(self), lists)
         return self.entries[name]
 
     def __iter__(self) -> Iterator[tuple[str, R]]:
@@ -94,10 +95,24 @@ class Host:
         return self.tasks[default]
 
     def default_task(self, plugin: str) -> str | None:
-        """The id that the bare `plugin` means: the task marked as default, else its first."""
-        own = [ref for name, ref in self.tasks.entries.items() if name.partition("/")[0] == plugin]
+        """The id that the bare `plugin` means: the task marked as default, else its first.
+
+        `plugin` is what its tasks' ids begin with, or the name that it is loaded under.
+        """
+        ids = [name for name in self.tasks.entries if name.partition("/")[0] == plugin]
+        ids = ids or [name for name in self.tasks.entries if self.tasks.owners[name] == plugin]
+        own = [self.tasks.entries[name] for name in ids]
         chosen = [ref for ref in own if ref.default] or own
         return chosen[0].id if chosen else None
+
+    def plugins_called(self, name: str) -> set[str]:
+        """The loaded names of the plugins that `name` means: one of that name, else those with tasks `NAME/...`.
+
+        A plugin under development is loaded under its module's name, and `run` takes the name that its tasks have.
+        """
+        if any(plugin.name == name for plugin in self.plugins):
+            return {name}
+        return {self.tasks.owners[id] for id, _ in self.tasks if id.partition("/")[0] == name}
 
     @property
     def failed(self) -> list[Plugin]:

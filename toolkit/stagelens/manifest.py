@@ -53,7 +53,8 @@ class Manifest:
     settings: dict[str, Any] = field(default_factory=dict)  # what differs from the preset
     probes: list[str] = field(default_factory=list)
     skipped: dict[str, str] = field(default_factory=dict)
-    problems: dict[str, str] = field(default_factory=dict)
+    problems: dict[str, str] = field(default_factory=dict)  # of probes
+    plugin_problems: dict[str, str] = field(default_factory=dict)  # of other plugin code, such as `figures()`
     warnings: list[str] = field(default_factory=list)
     phases: list[dict[str, Any]] = field(default_factory=list)
     events: dict[str, float] = field(default_factory=dict)

@@ -119,7 +119,7 @@ class SweepPlan:
                 seeds=tuple(point.seed for point in points),
                 names=tuple(point.name for point in points),
                 folder=str(self.folder.resolve()),
-                device=self.device,
+                device=self.device if issubclass(self.kind, Task) else "cpu",  # a flow is integrated on the CPU
                 probes=self.probes,
                 plugin_dirs=self.plugin_dirs,
             )
@@ -127,7 +127,12 @@ class SweepPlan:
         ]
 
     def command(self, point: Point) -> str:
-        """The command that repeats a point, in its place."""
+        """The command that repeats a point, in its place; Python for a class that no plugin brings."""
+        if not isinstance(self.task, str) and not self.plugin_dirs and self._is_nobodys:
+            given = dict(setting.split("=", 1) for setting in self._given(point.settings))
+            where = f"runs={str(self.folder)!r}, name={point.name!r}, resume=True"
+            call = f"preset={self.preset!r}, settings={given!r}, seed={point.seed}, probes={self.probes!r}"
+            return f"stagelens.run({self.kind.__name__}, {call}, device={self.device!r}, {where})"
         plugins = [word for folder in self.plugin_dirs for word in ("--plugin-dir", str(folder))]
         settings = [word for setting in self._given(point.settings) for word in ("--set", setting)]
         words = ["stagelens", *plugins, "run", self.kind.id, "--preset", self.preset, *settings]
@@ -135,6 +140,11 @@ class SweepPlan:
         words += ["--device", self.device] if self.device != "auto" else []
         place = ["--seed", str(point.seed), "--runs", str(self.folder), "--name", point.name, "--resume"]
         return shlex.join([*words, *place])
+
+    @property
+    def _is_nobodys(self) -> bool:
+        """Whether no plugin brings the task: it was given as a class."""
+        return self.host.tasks.owners[self.kind.id] not in {plugin.name for plugin in self.host.plugins}
 
     def _given(self, settings: Mapping[str, str]) -> list[str]:
         return [*self.base, *(f"{key}={value}" for key, value in settings.items())]

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from stagelens.files import write_text
 from stagelens.inside import own
+from stagelens.problems import noting
 from stagelens.verifying import last_results
 
 if TYPE_CHECKING:
@@ -36,6 +37,8 @@ CAPTIONS = {
 
 def write_report(run: Run, path: Path | None = None, claims: Sequence[dict[str, Any]] | None = None) -> Path:
     """Writes the page of `run`: with its figures into its folder, or alone to `path`. Returns the page's path.
+
+    What the plugin's code cannot draw is left out; `run.noted` says why.
 
     `claims` are results as `stagelens verify --json` prints them; None: those of the run's plugin as last verified.
     """
@@ -66,12 +69,10 @@ def report_page(run: Run, figures: Sequence[Path] = (), claims: Sequence[dict[st
     from stagelens.charts import run_chart
     from stagelens.figures.drawing import predictions_of
 
-    return _render(
-        "report.html.j2",
-        title=run.name,
-        section=_section(run, figures, claims),
-        chart=run_chart(run, predictions_of(run)),
-    )
+    chart = None
+    with noting(run.noted, "chart", run.known_experiment):
+        chart = run_chart(run, predictions_of(run))
+    return _render("report.html.j2", title=run.name, section=_section(run, figures, claims), chart=chart)
 
 
 def comparison_page(comparison: Comparison) -> str:

@@ -17,16 +17,16 @@ from stagelens.config import as_settings, make_config
 from stagelens.defects import defect_of
 from stagelens.errors import EnvironmentFault, StagelensError, UsageError
 from stagelens.experiment import Experiment
-from stagelens.files import safe_name
 from stagelens.flow import Flow, integrate
 from stagelens.holding import held
 from stagelens.host import Host, make_host
-from stagelens.inside import leads_into
 from stagelens.limits import contained
 from stagelens.manifest import DETECTOR, FILE, Manifest, load_manifest, this_process, versions
-from stagelens.prediction import score, too_late
+from stagelens.placing import Notify, choose_folder, replacing, taken_up
+from stagelens.prediction import Prediction, Score, score, too_late
+from stagelens.problems import noting
 from stagelens.reading import Reading
-from stagelens.runs import LOCK, Run, catalogue, runs_folder
+from stagelens.runs import Run, runs_folder
 from stagelens.store import Store, read_measurements
 from stagelens.task import Task
 from stagelens.timeline import Timeline
@@ -54,7 +54,8 @@ def run(
     progress: Progress | None = None,
     report: bool = True,
     compile: bool = False,
-    warn: Callable[[str], None] | None = None,
+    replace: bool = False,
+    notify: Notify | None = None,
 ) -> Run:
     """Trains or integrates `task`, records its probes, and writes figures and a report.
 
@@ -63,7 +64,12 @@ def run(
     `settings` are `key=value` strings or a mapping. With `resume`, a run of the same name (or, without a name, of the
     same task, config and seed) goes on where it stopped; where there is none, a new one starts. With `compile` the
     training step goes through `torch.compile`, which pays off in long runs; probes see the model as ever.
-    `warn` gets each warning before the training starts; `run.manifest.warnings` keeps them.
+
+    A second run of a name is called `NAME-2`. With `replace` it takes the place of the first, which is kept as
+    `NAME-replaced` until the new run is finished. `notify` is called before the training with one
+    line about either, and with each warning, which `run.manifest.warnings` keeps.
+
+    A plugin whose `figures()`, `predictions()` or `stage_names()` raises does not stop the run: see `run.problems`.
     """
     host = host or make_host()
     plan = plan_run(task, preset=preset, settings=settings, seed=seed, device=device, probes=probes, host=host)
@@ -72,11 +78,9 @@ def run(
         if training is None:
             raise UsageError(f"{plan.experiment.id!r} is a flow, which has no training step; run it without compiling")
         training.compile()
-    if warn is not None:
-        for warning in plan.manifest.warnings:
-            warn(warning)
-    folder = plan.folder(runs, name, resume)  # all that the user can have mistaken is told by now
-    with plan.writing(folder) as writer:
+    folder = plan.folder(runs, name, resume, replace, notify)  # all that the user can have mistaken is told by now
+    plan.warn(notify)
+    with replacing(folder, replace, notify), plan.writing(folder) as writer:
         with writer.recording(plan.experiment) as store:
             if training is None:
                 writer.integrate(plan.experiment, store, progress)
@@ -88,9 +92,7 @@ def run(
         if report:
             writer.keep_stages()
             if writer.manifest.status != "failed":
-                from stagelens.report import write_report
-
-                write_report(Run(folder, host))
+                writer.report()
     return writer.run
 
 
@@ -111,11 +113,23 @@ class Plan:
 
         return Training(self.experiment, self.manifest.device)
 
-    def folder(self, runs: str | Path | None, name: str | None, resume: bool) -> Path:
-        folder = _folder(runs_folder(runs), self.manifest, name, resume)
-        if (folder / FILE).exists() and (defect := defect_of(folder, load_manifest(folder))):
+    def folder(
+        self,
+        runs: str | Path | None,
+        name: str | None,
+        resume: bool,
+        replace: bool = False,
+        notify: Notify | None = None,
+    ) -> Path:
+        folder = choose_folder(runs_folder(runs), self.manifest, name, resume, replace, notify)
+        if resume and (folder / FILE).exists() and (defect := defect_of(folder, load_manifest(folder))):
             raise UsageError(f"run {folder.name!r} cannot be resumed: {defect}; repeat it without --resume")
         return folder
+
+    def warn(self, notify: Notify | None) -> None:
+        """Calls `notify` with each warning that is known before the training."""
+        for warning in self.manifest.warnings if notify is not None else ():
+            notify(warning)
 
     @contextmanager
     def writing(self, folder: Path) -> Iterator[Writer]:
@@ -123,7 +137,7 @@ class Plan:
         with held(folder):
             manifest = self.manifest
             if (folder / FILE).exists():
-                manifest = _taken_up(folder, manifest, self.probes)
+                manifest = taken_up(folder, manifest, self.probes)
             manifest.save(folder)
             writer = Writer(Run(folder, self.host), manifest, self.host)
             tell(self.host, "stagelens_run_started", run=writer.run)
@@ -131,7 +145,11 @@ class Plan:
                 yield writer
             finally:
                 writer.run = Run(folder, self.host)
-                tell(self.host, "stagelens_run_finished", run=writer.run)
+                problems: dict[str, str] = {}
+                with noting(problems, "stagelens_run_finished"):
+                    tell(self.host, "stagelens_run_finished", run=writer.run)
+                writer.note(problems)
+                writer.run = Run(folder, self.host)
 
 
 def plan_run(
@@ -148,8 +166,10 @@ def plan_run(
     plugin, kind = resolve_task(task, host)
     experiment = kind(make_config(kind.Config, kind.presets, preset, as_settings(settings)), seed)
     manifest = _manifest(experiment, plugin, preset, device)
-    manifest.probes = _probe_names(experiment, probes, host)
-    manifest.warnings = too_late(experiment.predicted, manifest.steps, "time" if manifest.kind == "flow" else "steps")
+    manifest.probes = probe_names(experiment, probes, host)
+    with noting(manifest.plugin_problems, "predictions()", experiment, experiment.predictions):
+        time = "time" if manifest.kind == "flow" else "steps"
+        manifest.warnings = too_late(experiment.predicted, manifest.steps, time)
     return Plan(experiment, manifest, probes, host)
 
 
@@ -187,9 +207,37 @@ class Writer:
                 _close(store, self.manifest, self.folder)
 
     def _compare_with_theory(self, experiment: Experiment) -> None:
-        timeline = Timeline(read_measurements(self.folder))
-        scores = score(experiment.predicted, timeline, self.manifest.events)
+        """Scores the predictions; one that raises is a problem of the plugin, and the others are scored."""
+        timeline, problems = Timeline(read_measurements(self.folder)), self.manifest.plugin_problems
+        predictions: list[Prediction] = []
+        with noting(problems, "predictions()", experiment, experiment.predictions):
+            predictions = list(experiment.predicted)
+        scores: list[Score] | None = None
+        with noting({}, "all at once"):
+            scores = score(predictions, timeline, self.manifest.events)
+        if scores is None:
+            sound = []
+            for one in predictions:
+                with noting(problems, f"prediction {one.name!r}", experiment, experiment.predictions):
+                    score([one], timeline, self.manifest.events)
+                    sound.append(one)
+            scores = score(sound, timeline, self.manifest.events)
         self.manifest.predictions = [found.to_dict() for found in scores]
+
+    def report(self) -> None:
+        """Writes figures and report. What a plugin's code or the report raises is a problem of a run that is done."""
+        from stagelens.report import write_report
+
+        run = Run(self.folder, self.host)
+        with noting(run.noted, "report"):
+            write_report(run)
+        self.note(run.noted)
+
+    def note(self, problems: Mapping[str, str]) -> None:
+        """Writes problems into the manifest."""
+        if problems:
+            self.manifest.plugin_problems |= problems
+            self.manifest.save(self.folder)
 
     def keep_stages(self) -> None:
         """Writes the stages into the manifest, for whoever looks at the run without scipy."""
@@ -252,7 +300,7 @@ def resolve_task(task: str | type[Experiment], host: Host) -> tuple[str, type[Ex
     raise UsageError(f"task {task!r}: expected a task's id or a Task class")
 
 
-def _probe_names(experiment: Experiment, given: Sequence[str] | None, host: Host) -> list[str]:
+def probe_names(experiment: Experiment, given: Sequence[str] | None, host: Host) -> list[str]:
     """The probes of a run: those given, else the task's own, else all that run by default. All of them exist."""
     if not isinstance(experiment, Task):
         return []
@@ -265,6 +313,10 @@ def _manifest(experiment: Experiment, plugin: str, preset: str, device: str) -> 
     flow = isinstance(experiment, Flow)
     where, threads = ("cpu", 1) if flow else _hardware(device)
     phases = [] if flow else [{"phase": p.name, "steps": p.steps} for p in experiment.phases()]  # type: ignore[attr-defined]
+    problems: dict[str, str] = {}
+    stage_names: list[str] = []
+    with noting(problems, "stage_names()", experiment, experiment.stage_names):
+        stage_names = [str(name) for name in experiment.stage_names()]
     return Manifest(
         task=experiment.id,
         plugin=plugin,
@@ -274,7 +326,8 @@ def _manifest(experiment: Experiment, plugin: str, preset: str, device: str) -> 
         kind="flow" if flow else "training",
         steps=config.time if flow else config.steps,
         metric=experiment.metric,
-        stage_names=list(experiment.stage_names()),
+        stage_names=stage_names,
+        plugin_problems=problems,
         device=where,
         threads=threads,
         phases=phases,
@@ -299,62 +352,6 @@ def _settings(experiment: Experiment, preset: str) -> dict[str, Any]:
     """The keys whose values are not the preset's."""
     plain = make_config(experiment.Config, experiment.presets, preset, []).model_dump(mode="json")
     return {key: value for key, value in experiment.config.model_dump(mode="json").items() if plain[key] != value}
-
-
-def _folder(runs: Path, manifest: Manifest, name: str | None, resume: bool) -> Path:
-    """The run's folder: a new one, or with `resume` the one to go on with."""
-    default = f"{manifest.task.replace('/', '-')}-{manifest.preset}-seed{manifest.seed}"
-    stem = safe_name(default if name is None else name)
-    folder = runs / stem
-    if resume and name is None:
-        same = [run for run in catalogue(runs) if _same(run.manifest, manifest)]
-        if same:
-            return same[-1].folder
-    if (folder / FILE).exists() and not resume:
-        if name:
-            raise UsageError(f"run {name!r} exists in {runs}; add --resume to go on with it, or give another --name")
-        number = 2
-        while (runs / f"{stem}-{number}").exists():
-            number += 1
-        folder = runs / f"{stem}-{number}"
-    if not leads_into(folder, runs):
-        raise UsageError(f"{folder} is a link that leads out of {runs}; give the folder that it means with --runs")
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        others = [file.name for file in folder.iterdir() if not file.name.startswith(".") and file.name != LOCK]
-    except OSError as error:
-        raise EnvironmentFault(
-            f"cannot make {folder}: {error.strerror or error}; give another folder with --runs"
-        ) from None
-    if others and FILE not in others:
-        raise UsageError(f"{folder} holds other files and is not a run; give another --name")
-    return folder
-
-
-def _same(one: Manifest, other: Manifest) -> bool:
-    return (one.task, one.config, one.seed) == (other.task, other.config, other.seed)
-
-
-def _taken_up(folder: Path, wanted: Manifest, probes: Sequence[str] | None) -> Manifest:
-    """The manifest of a run that goes on; it must be the same task, config and seed, and have a whole timeline."""
-    manifest = load_manifest(folder)
-    read_measurements(folder, manifest.timeline)
-    if not _same(manifest, wanted):
-        raise UsageError(
-            f"run {folder.name!r} is {manifest.task} with seed {manifest.seed} and "
-            f"{_difference(manifest.config, wanted.config)}; resume it with its own settings, or give another --name"
-        )
-    if probes and wanted.probes != manifest.probes:
-        raise UsageError(f"run {folder.name!r} has the probes {','.join(manifest.probes)}; resume it without --probes")
-    manifest.status, manifest.error, manifest.timeline = "running", "", ""
-    manifest.process, manifest.host = wanted.process, wanted.host
-    manifest.versions, manifest.device, manifest.threads = wanted.versions, wanted.device, wanted.threads
-    return manifest
-
-
-def _difference(had: dict[str, Any], wanted: dict[str, Any]) -> str:
-    changed = [f"{key}={had.get(key)!r} (given {wanted.get(key)!r})" for key in had if had.get(key) != wanted.get(key)]
-    return ", ".join(changed) or "the same config"
 
 
 @contextmanager

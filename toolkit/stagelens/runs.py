@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from contextlib import suppress
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,6 +15,7 @@ from stagelens.errors import EnvironmentFault, StagelensError, UsageError, unkno
 from stagelens.files import safe_name
 from stagelens.inside import check_own, leads_into, own
 from stagelens.manifest import DETECTOR, FILE, Manifest, load_manifest
+from stagelens.problems import noting
 from stagelens.store import NotAsItEnded, read_measurements
 from stagelens.timeline import Timeline
 
@@ -43,6 +45,9 @@ class Run:
         self.manifest: Manifest = load_manifest(folder)
         self._host = host
         self._stages: dict[str, Stages] = {}  # by metric, as found in `timeline`
+        self.noted: dict[
+            str, str
+        ] = {}  # what the plugin's code raised while figures and report were made, see `noting`
 
     @property
     def name(self) -> str:
@@ -79,6 +84,18 @@ class Run:
         kind = host.task(self.manifest.task).load()
         made: Experiment = kind(validate(kind.Config, self.manifest.config), self.manifest.seed)
         return made
+
+    @cached_property
+    def known_experiment(self) -> Experiment | None:
+        """As `experiment`; None if its plugin is not there: a run outlives its plugin."""
+        with noting(self.noted, f"making {self.manifest.task}"), suppress(StagelensError):
+            return self.experiment
+        return None
+
+    @property
+    def problems(self) -> dict[str, str]:
+        """What failed, one line each: probes, and other plugin code such as `figures()` and `predictions()`."""
+        return self.manifest.problems | self.manifest.plugin_problems | self.noted
 
     def stages(self, metric: str | None = None) -> Stages:
         """Plateaus and transitions of a curve (`loss`, `probe/reading[layer=1]`), by default of the task's own metric.
@@ -145,20 +162,9 @@ class Run:
     @property
     def command(self) -> str:
         """The command that repeats this run."""
-        from shlex import quote
+        from stagelens.commands import command_of
 
-        from stagelens.config import text_of
-
-        manifest = self.manifest
-        settings = " ".join(f"--set {quote(f'{key}={text_of(value)}')}" for key, value in manifest.settings.items())
-        words = [
-            "stagelens run",
-            manifest.task,
-            f"--preset {manifest.preset}",
-            settings,
-            f"--seed {manifest.seed}",
-        ]
-        return " ".join(word for word in words if word)
+        return command_of(self.manifest, self._host)
 
     @cached_property
     def warnings(self) -> list[str]:
@@ -199,7 +205,7 @@ class Run:
             "probe_events": probe_events(self.timeline),
             "predictions": self.predictions,
             "skipped": manifest.skipped,
-            "problems": manifest.problems,
+            "problems": self.problems,
             "warnings": self.warnings,
         }
 

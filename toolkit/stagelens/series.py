@@ -45,6 +45,7 @@ class Series:
 
     files: dict[int, Path]
     warnings: list[str] = field(default_factory=list)
+    batch: str = ""  # the file that the batch to measure on comes from
 
 
 def find_series(places: Sequence[Path], *, every: int = 1, first: int = 0, last: int | None = None) -> Series:
@@ -290,7 +291,11 @@ def _manifest(series: Series, recorder: Recorder, measured_on: str) -> Manifest:
         task="checkpoints",
         plugin="",
         preset="",
-        config={"measured_on": measured_on, "files": [str(path) for path in series.files.values()]},
+        config={
+            "measured_on": measured_on,
+            "files": [str(path) for path in series.files.values()],
+            "batch": series.batch,
+        },
         seed=0,
         kind="checkpoints",
         steps=steps[-1],

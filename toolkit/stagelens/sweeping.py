@@ -28,6 +28,7 @@ from stagelens.points import (
     plan_sweep,
     setting_at,
 )
+from stagelens.problems import noting
 from stagelens.runs import Run
 
 if TYPE_CHECKING:
@@ -183,6 +184,17 @@ class Sweep:
     rows: list[dict[str, Any]] = field(repr=False)
     fit: tuple[str, ...] = ()
     name: str | None = None
+    noted: dict[str, str] = field(default_factory=dict, repr=False)  # what plugin code, or a figure, raised afterwards
+
+    @cached_property
+    def problems(self) -> dict[str, list[str]]:
+        """What failed in points that are finished otherwise, such as a probe: each line with the runs that have it."""
+        found: dict[str, list[str]] = {line: [] for line in self.noted.values()}
+        for run in self:
+            self.noted.update(run.manifest.plugin_problems)
+            for line in run.problems.values():
+                found.setdefault(line, []).append(run.name)
+        return found
 
     @cached_property
     def table(self) -> pandas.DataFrame:
@@ -232,10 +244,13 @@ class Sweep:
 
     @cached_property
     def _law_or_reason(self) -> tuple[Law | None, str]:
-        try:
-            return self._fitted(), ""
-        except UsageError as error:
-            return None, str(error)
+        first = self.plan.points[0]
+        with noting(self.noted, "fit", self.plan.kind(first.config, first.seed)):
+            try:
+                return self._fitted(), ""
+            except UsageError as error:
+                return None, str(error)
+        return None, self.noted["fit"]
 
     def _fitted(self) -> Law | None:
         if not self.fit:
@@ -304,7 +319,8 @@ class Sweep:
             self.table.to_csv(aside, index=False)
         with writing(self.folder / "table.parquet") as aside:
             self.table.to_parquet(aside, index=False)
-        write_figures(self, self.folder / "figures")
+        with noting(self.noted, "figures"):
+            write_figures(self, self.folder / "figures")
         save_sealed(self.folder / FILE, self.to_dict())
 
     def to_dict(self) -> dict[str, Any]:
@@ -321,6 +337,7 @@ class Sweep:
             "fit": self.law.to_dict() if self.law else None,
             "fit_error": self.fit_error,
             "failures": self.failed,
+            "problems": self.problems,
             "files": self.files,
         }
 

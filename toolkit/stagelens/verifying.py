@@ -31,9 +31,10 @@ class Chosen:
 def choose(host: Host, plugins: Sequence[str] = (), claims: Sequence[str] = ()) -> list[Chosen]:
     """The claims of `plugins` (none given: of all), of these only the ids in `claims` (none given: all)."""
     owners = host.claims.owners
+    meant: set[str] = set()
     for plugin in plugins:
-        _must_have_claims(host, plugin)
-    pool = {id: ref for id, ref in host.claims if not plugins or owners[id] in plugins}
+        meant |= _must_have_claims(host, plugin)
+    pool = {id: ref for id, ref in host.claims if not plugins or owners[id] in meant}
     for claim in claims:
         if claim in owners and claim not in pool:
             raise UsageError(
@@ -45,14 +46,16 @@ def choose(host: Host, plugins: Sequence[str] = (), claims: Sequence[str] = ()) 
     return [Chosen(owners[id], ref) for id, ref in pool.items() if not claims or id in claims]
 
 
-def _must_have_claims(host: Host, plugin: str) -> None:
+def _must_have_claims(host: Host, plugin: str) -> set[str]:
+    """The loaded names of the plugins with claims that `plugin` means, by any name that `run` takes."""
     with_claims = set(host.claims.owners.values())
-    if plugin in with_claims:
-        return
+    called = host.plugins_called(plugin.partition("/")[0])
+    if meant := called & with_claims:
+        return meant
     for failed in host.failed:
         if failed.name == plugin:
             raise UsageError(f"plugin {plugin!r} did not load: {failed.error} ({failed.file})")
-    if plugin in {known.name for known in host.plugins}:
+    if called:
         raise UsageError(
             f"plugin {plugin!r} has no claims; those that have: {', '.join(sorted(with_claims)) or 'none'}"
         )
@@ -104,13 +107,13 @@ def _side_by_side(
     from concurrent.futures import ProcessPoolExecutor, as_completed
     from multiprocessing import get_context
 
-    from stagelens.executors import THREAD_VARIABLES, cores
+    from stagelens.executors import threads_each, worker_environment
     from stagelens.executors.local import environment
 
-    threads = max(1, cores() // workers)
+    threads = threads_each(workers)
     pool = ProcessPoolExecutor(workers, get_context("spawn"))
     try:
-        with environment(dict.fromkeys(THREAD_VARIABLES, str(threads))):  # before a worker imports numpy or torch
+        with environment(worker_environment(threads)):  # before a worker imports numpy or torch
             given = [(claim.ref.id, folder, budget, seeds, threads, tuple(plugin_dirs)) for claim in chosen]
             futures = [pool.submit(_verify_alone, *each) for each in given]
             for future in as_completed(futures):

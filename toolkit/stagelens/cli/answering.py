@@ -10,7 +10,7 @@ import typer
 from stagelens.cli import output
 from stagelens.cli.listing import Json
 from stagelens.cli.main import app
-from stagelens.cli.running import Runs
+from stagelens.cli.running import Runs, end_with
 from stagelens.cli.state import State
 
 if TYPE_CHECKING:
@@ -117,10 +117,12 @@ def report(
     state: State = context.obj
     opened = _open(run, runs, state.host)  # a page shows what theory says, which the task's plugin knows
     path = write_report(opened[0], to) if len(opened) == 1 else write_comparison(opened, to)
+    noted = [problem for one in opened for problem in one.noted.values()]
     if json:
-        output.print_json({"runs": [str(one.folder) for one in opened], "file": str(path)})
+        output.print_json({"runs": [str(one.folder) for one in opened], "file": str(path), "problems": noted})
     else:
         output.say(str(path))
+    end_with(noted)
 
 
 def show_comparison(comparison: Comparison) -> None:

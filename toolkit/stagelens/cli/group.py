@@ -1,13 +1,16 @@
-"""The commands' group: what was not given, and what is text and should be, is not converted.
+"""The commands' group: stdout is for a command's answer, and values that need no conversion are not converted.
 
 typer makes a pydantic converter for every option, and that takes longer than listing the tasks.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from typer.core import TyperGroup
+
+from stagelens.cli.output import answering
 
 
 class Group(TyperGroup):
@@ -19,7 +22,18 @@ class Group(TyperGroup):
         if command is not None and "get_params" not in vars(command):
             get_params = command.get_params
             command.get_params = lambda ctx: [_converted_if_need_be(parameter) for parameter in get_params(ctx)]
+            command.invoke = _answering(command.invoke)
         return command
+
+
+def _answering(invoke: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """`invoke` with stdout reserved for the command's answer."""
+
+    def wrapped(ctx: Any) -> Any:
+        with answering():
+            return invoke(ctx)
+
+    return wrapped
 
 
 def _converted_if_need_be(parameter: Any) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -99,9 +100,16 @@ def export(
         output.say(str(path))
 
 
+def show_problems(runs: Iterable[Run]) -> None:
+    """What failed in the runs, one line each, before everything else: the numbers below may lack something."""
+    for reason in dict.fromkeys(reason for run in runs for reason in run.problems.values()):
+        output.say(output.one_line(f"problem: {reason}"))
+
+
 def show_summary(run: Run) -> None:
     """A run as a person wants to see it."""
     summary = run.summary()
+    show_problems([run])
     output.say(f"{summary['name']}: {summary['task']}, seed {summary['seed']}, {summary['status']}")
     done = f"{output.show(summary['step'])} of {summary['steps']:g} steps"
     compiling = run.manifest.compile_seconds
@@ -138,7 +146,5 @@ def show_summary(run: Run) -> None:
     for name, reason in summary["skipped"].items():
         what = f"reading {name} is omitted" if "/" in name else f"probe {name} does not apply"
         output.say(f"\n{what}: {reason}")
-    for reason in summary["problems"].values():
-        output.warn(reason)
     for file in sorted([*run.folder.glob("report.html"), *run.folder.glob("figures/*.png")]):
         output.say(f"\n{file}" if file.suffix == ".html" else f"{file}")

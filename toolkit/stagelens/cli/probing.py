@@ -46,6 +46,7 @@ def probe(
     from stagelens.series import find_series, load_batch, probe_series
 
     series = find_series(checkpoints, every=every, first=first, last=last)
+    series.batch = str(batch or "")
     with progress_bar(f"{len(series.files)} checkpoints") as progress:
         run = probe_series(
             series,

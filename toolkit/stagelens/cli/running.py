@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -17,6 +17,7 @@ from stagelens.errors import UsageError
 from stagelens.lazy import importing
 
 if TYPE_CHECKING:
+    from stagelens.ensemble import Ensemble
     from stagelens.running import Progress
     from stagelens.runs import Run
 
@@ -44,6 +45,10 @@ def run(
     runs: Runs = None,
     name: Annotated[str | None, typer.Option(help="The run's name (default: task, preset and seed).")] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on with the run where it stopped.")] = False,
+    replace: Annotated[
+        bool,
+        typer.Option("--replace", help="Replace the run of that name; it is kept until the new one is finished."),
+    ] = False,
     probes: Annotated[str | None, typer.Option(help="Probes, separated by commas (default: the task's).")] = None,
     compile: Annotated[
         bool, typer.Option("--compile", help="Compile the training step with torch.compile; pays off in long runs.")
@@ -61,9 +66,16 @@ def run(
     if seeds > 1:
         if compile:
             raise UsageError("--compile is for one seed; give either --compile or --seeds")
-        shared = {"preset": preset, "settings": set_ or [], "device": device, "runs": runs, "name": name}
+        shared: dict[str, Any] = {
+            "preset": preset,
+            "settings": set_ or [],
+            "device": device,
+            "runs": runs,
+            "name": name,
+        }
         options = {"resume": resume, "probes": _names(probes), "ensemble": ensemble}
-        _run_seeds(state, task, range(seed, seed + seeds), json, **shared, **options)
+        shared |= options | {"replace": replace, "notify": output.note}
+        _run_seeds(state, task, range(seed, seed + seeds), json, **shared)
         return
     with importing():
         from stagelens.running import run as run_task
@@ -82,7 +94,8 @@ def run(
             host=state.host,
             progress=progress,
             compile=compile,
-            warn=output.warn,
+            replace=replace,
+            notify=output.note,
         )
     if json:
         output.print_json(done.summary())
@@ -90,7 +103,7 @@ def run(
         from stagelens.cli.inspecting import show_summary
 
         show_summary(done)
-    _end([done])
+    _end([done], replace)
 
 
 def _run_seeds(state: State, task: str, seeds: range, json: bool, **options: Any) -> None:
@@ -99,30 +112,49 @@ def _run_seeds(state: State, task: str, seeds: range, json: bool, **options: Any
         from stagelens.ensemble import run_ensemble
 
     with progress_bar(f"{task} seeds {seeds[0]}..{seeds[-1]}") as progress:
-        done = run_ensemble(task, seeds=seeds, host=state.host, progress=progress, warn=output.warn, **options)
+        done = run_ensemble(task, seeds=seeds, host=state.host, progress=progress, **options)
     if done.alone and options["ensemble"]:
         output.warn(f"the seeds were run one by one: {done.alone}")
     if json:
         answer = {"task": done[0].manifest.task, "seeds": list(seeds), "together": not done.alone, "alone": done.alone}
         output.print_json(answer | {"page": str(done.page or ""), "runs": [run.summary() for run in done]})
-    elif done.page is not None:
-        from stagelens.cli.answering import show_comparison
-        from stagelens.comparing import compare
+    else:
+        _show_seeds(done)
+    _end(done, options["replace"], done.noted)
 
+
+def _show_seeds(done: Ensemble) -> None:
+    """The problems of the runs, their comparison, and where they are."""
+    from stagelens.cli.answering import show_comparison
+    from stagelens.cli.inspecting import show_problems
+    from stagelens.comparing import compare
+
+    show_problems(done)
+    if done.page is not None:
         show_comparison(compare([run for run in done if len(run.timeline.steps)]))
         output.say("\n".join(["", *(str(run.folder) for run in done), str(done.page)]))
-    _end(done)
 
 
-def _end(runs: Iterable[Run]) -> None:
+def end_with(problems: Iterable[str]) -> None:
+    """Ends the command with 1, and each problem on stderr, if a plugin's code failed."""
+    if problems := list(dict.fromkeys(problems)):
+        for problem in problems:
+            output.complain(problem)
+        raise typer.Exit(1)
+
+
+def _end(runs: Iterable[Run], replace: bool, noted: Mapping[str, str] | None = None) -> None:
     """Ends the command as the runs ended."""
+    runs = list(runs)
     statuses = {run.manifest.status: run.manifest for run in runs}
     if failed := statuses.get("failed"):
         output.complain(failed.error)
         raise typer.Exit(1)
     if interrupted := statuses.get("interrupted"):
-        output.warn(f"interrupted at step {interrupted.step:g}; go on with the same command and --resume")
+        instead = " instead of --replace" if replace else ""
+        output.warn(f"interrupted at step {interrupted.step:g}; go on with the same command and --resume{instead}")
         raise typer.Exit(INTERRUPTED)
+    end_with([*(problem for run in runs for problem in run.manifest.plugin_problems.values()), *(noted or {}).values()])
 
 
 def _names(probes: str | None) -> list[str] | None:

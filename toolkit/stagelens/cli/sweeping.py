@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, nullcontext, redirect_stdout
+from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -13,7 +12,7 @@ import typer
 from stagelens.cli import output
 from stagelens.cli.listing import Json
 from stagelens.cli.main import app
-from stagelens.cli.running import INTERRUPTED, Runs
+from stagelens.cli.running import INTERRUPTED, Runs, end_with
 from stagelens.cli.state import State
 
 if TYPE_CHECKING:
@@ -106,7 +105,7 @@ def sweep(
         return
     made = make_executor(executor, workers, address, results)
     try:
-        with redirect_stdout(sys.stderr), _watching(f"{task} sweep", plan) as watch:  # stdout is for the answer alone
+        with _watching(f"{task} sweep", plan) as watch:
             failures = execute(plan, made, watch, measures)
     except KeyboardInterrupt:
         done = sum(plan.status(point) == "finished" for point in plan.points)
@@ -119,9 +118,10 @@ def sweep(
         _show(swept)
     if swept.fit_error:
         output.complain(f"no law: {swept.fit_error}")
-        raise typer.Exit(2)
+        raise typer.Exit(1 if "fit" in swept.noted else 2)
     if swept.failed:
         raise typer.Exit(1)
+    end_with(swept.noted.values())
 
 
 def _show_plan(plan: SweepPlan, workers: int, json: bool) -> None:
@@ -141,7 +141,9 @@ def _show_plan(plan: SweepPlan, workers: int, json: bool) -> None:
 
 
 def _show(swept: Sweep) -> None:
-    """The table, the law, what failed and how to repeat it, and where the files are."""
+    """The problems, the table, the law, what failed and how to repeat it, and where the files are."""
+    for line, runs in swept.problems.items():
+        output.say(output.one_line(f"problem: {line}" + (f" ({len(runs)} points)" if runs else "")))
     _print_rows(
         [_seen(swept, row) for row in swept.rows[:SHOWN]],
         [*swept.plan.grid.keys, "seed", *swept.measures, "status"],

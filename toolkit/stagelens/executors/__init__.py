@@ -9,11 +9,12 @@ from typing import Protocol
 from stagelens.errors import UsageError, unknown
 from stagelens.executors.work import Job, Outcome
 
-__all__ = ["EXECUTORS", "Executor", "Job", "Outcome", "cores", "make_executor"]
+__all__ = ["EXECUTORS", "Executor", "Job", "Outcome", "cores", "make_executor", "threads_each", "worker_environment"]
 
 EXECUTORS = ("local", "ray")
 RETRIES = 1  # how often a job is done again after its worker died
 THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")  # read when a library is imported
+GPUS = "CUDA_VISIBLE_DEVICES"  # read by CUDA and ROCm
 
 
 class Executor(Protocol):
@@ -44,3 +45,35 @@ def make_executor(
 def cores() -> int:
     """The cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def threads_each(workers: int) -> int:
+    """The threads of each of `workers`: `$OMP_NUM_THREADS` if the user set it, else an equal share of the cores."""
+    given = os.environ.get("OMP_NUM_THREADS", "").split(",")[0].strip()  # OpenMP takes a list, one number a level
+    return int(given) if given.isdigit() and int(given) > 0 else max(1, cores() // workers)
+
+
+def worker_environment(threads: int, gpu: str | None = None) -> dict[str, str]:
+    """Environment variables of a worker: its threads, where the user has not set them, and the one GPU that it sees."""
+    variables = {name: os.environ.get(name) or str(threads) for name in THREAD_VARIABLES}
+    return variables if gpu is None else variables | {GPUS: gpu}
+
+
+def wants_gpu(device: str) -> bool:
+    """Whether a job on `device` runs on a GPU; for `auto` it does if there is one."""
+    return device.partition(":")[0] not in ("cpu", "mps", "meta")
+
+
+def gpus_in_turn(device: str) -> list[str]:
+    """What each local worker of a sweep on `device` sees as its GPU, in turn; empty if workers are not pinned.
+
+    Workers are pinned if `device` leaves the choice and there are several GPUs: `cuda:1` is one, by the user's choice.
+    """
+    if not wants_gpu(device) or ":" in device:
+        return []
+    import torch
+
+    count = torch.cuda.device_count()  # it does not initialize CUDA
+    visible = [name.strip() for name in os.environ.get(GPUS, "").split(",") if name.strip()]
+    names = visible[:count] or [str(number) for number in range(count)]
+    return names if len(names) > 1 else []

@@ -14,7 +14,7 @@ from multiprocessing.connection import Connection
 from typing import TYPE_CHECKING
 
 from stagelens.errors import EnvironmentFault
-from stagelens.executors import RETRIES, THREAD_VARIABLES, cores
+from stagelens.executors import RETRIES, cores, gpus_in_turn, threads_each, worker_environment
 from stagelens.executors.work import Job, Outcome, perform
 
 if TYPE_CHECKING:
@@ -24,16 +24,21 @@ PATIENCE = 10.0  # seconds that a worker has to write its checkpoint when it is 
 
 
 class Local:
-    """`workers` processes, each with cores / workers threads. A worker that dies costs its job one more try."""
+    """`workers` processes, each with its share of cores and, if there are several, one of the GPUs.
+
+    A worker that dies costs its job one more try.
+    """
 
     def __init__(self, workers: int | None = None, retries: int = RETRIES) -> None:
         self.workers = workers or cores()
-        self.threads = max(1, cores() // self.workers)
+        self.threads = threads_each(self.workers)
         self.retries = retries
 
     def run(self, jobs: Sequence[Job]) -> Generator[tuple[Job, Outcome]]:
         waiting = deque((job, 0) for job in jobs)
-        team = [_Worker(self.threads) for _ in range(min(self.workers, len(jobs)))]
+        gpus = gpus_in_turn(jobs[0].device) if jobs else []
+        count = min(self.workers, len(jobs))
+        team = [_Worker(self.threads, gpus[number % len(gpus)] if gpus else None) for number in range(count)]
         try:
             while waiting or any(worker.job for worker in team):
                 for worker in team:
@@ -43,7 +48,7 @@ class Local:
                     job, tries = worker.job, worker.tries
                     outcome = worker.answer()
                     if outcome is None or outcome.interrupted:  # it died, or was told to by somebody else
-                        team[team.index(worker)] = _Worker(self.threads)
+                        team[team.index(worker)] = _Worker(self.threads, worker.gpu)
                         if job is not None and tries < self.retries:
                             waiting.appendleft((job, tries + 1))
                             continue
@@ -60,12 +65,12 @@ READY = Outcome()  # what a worker says when it has started
 class _Worker:
     """A spawned process, and the job that it has in hand."""
 
-    def __init__(self, threads: int) -> None:
+    def __init__(self, threads: int, gpu: str | None = None) -> None:
         context = get_context("spawn")
         self.pipe, theirs = context.Pipe()
-        self.threads = threads
+        self.threads, self.gpu = threads, gpu
         self.process: SpawnProcess = context.Process(target=_serve, args=(theirs,), daemon=True)
-        with environment(dict.fromkeys(THREAD_VARIABLES, str(threads))):  # before the child imports numpy or torch
+        with environment(worker_environment(threads, gpu)):  # before the child imports numpy or torch
             self.process.start()
         theirs.close()
         self.started = False

@@ -12,7 +12,7 @@ import tarfile
 import tempfile
 import uuid
 from collections import deque
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from contextlib import closing, suppress
 from dataclasses import replace
 from pathlib import Path
@@ -20,7 +20,7 @@ from typing import Any
 
 from stagelens.discovery import ALLOW
 from stagelens.errors import EnvironmentFault, UsageError, unknown
-from stagelens.executors import RETRIES, THREAD_VARIABLES, cores
+from stagelens.executors import RETRIES, cores, threads_each, wants_gpu, worker_environment
 from stagelens.executors.local import environment
 from stagelens.executors.work import Job, Outcome, perform
 
@@ -45,7 +45,7 @@ class OnRay:
             raise unknown("way of results", results, RESULTS)
         self.address, self.results, self.retries, self.time_limit = address, results, retries, time_limit
         self.workers = workers
-        self.threads = max(1, cores() // (workers or cores())) if address is None else 1
+        self.threads = threads_each((workers or cores()) if address is None else cores())
 
     def run(self, jobs: Sequence[Job]) -> Generator[tuple[Job, Outcome]]:
         if not jobs:
@@ -62,13 +62,12 @@ class OnRay:
                 ray.shutdown()
 
     def _done(self, ray: Any, jobs: Sequence[Job]) -> Generator[tuple[Job, Outcome]]:
-        variables = dict.fromkeys(THREAD_VARIABLES, str(self.threads))
-        variables |= {name: value for name, value in os.environ.items() if name == ALLOW}
-        work = ray.remote(perform if self.results == "shared" else perform_apart).options(
-            num_cpus=self.threads, max_retries=self.retries, runtime_env={"env_vars": variables}
-        )
-        at_a_time = self.workers or max(1, int(ray.cluster_resources().get("CPU", 1)) // self.threads)
-        waiting = deque(jobs)
+        there = ray.cluster_resources()
+        options = self._options(jobs[0].device, there)
+        options["num_cpus"] = min(options["num_cpus"], _largest_node(ray))  # for more, ray would wait for ever
+        work = ray.remote(perform if self.results == "shared" else perform_apart).options(**options)
+        at_a_time = self.workers or _at_a_time(options, there)
+        waiting = deque(_on_any_gpu(job) for job in jobs)
         running: dict[Any, Job] = {}
         try:
             while waiting or running:
@@ -85,6 +84,19 @@ class OnRay:
                     ray.cancel(reference)  # the job sees a keyboard interrupt, and writes its checkpoint
             if running:
                 ray.wait(list(running), num_returns=len(running), timeout=PATIENCE)
+
+    def _options(self, device: str, there: Mapping[str, float]) -> dict[str, Any]:
+        """What a job asks of a cluster that has the resources `there`: CPUs, and a GPU if its device is one.
+
+        Ray hides the GPUs from a task that requests none, and `auto` would mean the CPU there.
+        """
+        variables = worker_environment(self.threads)
+        variables |= {name: value for name, value in os.environ.items() if name == ALLOW}
+        gpus = 1 if wants_gpu(device) and (device != "auto" or there.get("GPU", 0) >= 1) else 0
+        if gpus > there.get("GPU", 0):  # ray would wait for one for ever
+            raise UsageError(f"--device {device}: the ray cluster has no GPU; give auto or cpu, or add a node with one")
+        asked = {"num_cpus": self.threads, "num_gpus": gpus}
+        return asked | {"max_retries": self.retries, "runtime_env": {"env_vars": variables}}
 
     def _outcome(self, ray: Any, reference: Any, job: Job) -> Outcome:
         try:
@@ -114,6 +126,22 @@ class OnRay:
             what = f"join the ray cluster at {self.address}" if self.address else "start ray on this machine"
             raise EnvironmentFault(f"cannot {what}: {' '.join(str(error).split())[:200]}") from None
         return True
+
+
+def _largest_node(ray: Any) -> int:
+    """The CPUs of the largest node."""
+    return max(1, *(int(node["Resources"].get("CPU", 0)) for node in ray.nodes() if node["Alive"]))
+
+
+def _at_a_time(options: Mapping[str, Any], there: Mapping[str, float]) -> int:
+    """How many jobs the cluster can do at once."""
+    fits = int(there.get("CPU", 1)) // options["num_cpus"]
+    return int(max(1, min(fits, int(there["GPU"]) // options["num_gpus"]) if options["num_gpus"] else fits))
+
+
+def _on_any_gpu(job: Job) -> Job:
+    """`job` with a GPU's number left out of its device: a worker sees only the GPU that ray gave it, as number 0."""
+    return replace(job, device=job.device.partition(":")[0]) if wants_gpu(job.device) else job
 
 
 def perform_apart(job: Job) -> Outcome:

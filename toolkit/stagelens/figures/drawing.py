@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from textwrap import fill
 from typing import TYPE_CHECKING, Any
+from weakref import WeakKeyDictionary
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -14,6 +15,7 @@ from stagelens.errors import StagelensError
 from stagelens.events import places
 from stagelens.figures.labels import name_above, name_beside, name_times
 from stagelens.figures.style import LEVEL, THEORY, TIME, line_style
+from stagelens.problems import noting
 
 if TYPE_CHECKING:
     from stagelens.prediction import Prediction
@@ -43,11 +45,36 @@ def stages_of(run: Run) -> Sequence[Any]:
 
 
 def predictions_of(run: Run) -> Sequence[Prediction]:
-    """What theory says about the run; nothing where its plugin is not installed any more."""
-    try:
-        return run.experiment.predictions()
-    except StagelensError:
-        return ()
+    """What theory says about the run; nothing if its plugin is not installed any more.
+
+    A prediction that cannot be drawn is left out, and noted in `run.noted`.
+    """
+    if run not in _drawable:
+        experiment = run.known_experiment
+        found: list[Prediction] = []
+        if experiment is not None:
+            with noting(run.noted, "predictions()", experiment, experiment.predictions):
+                found = list(experiment.predictions())
+        _drawable[run] = [prediction for prediction in found if _can_be_drawn(prediction, run)]
+    return _drawable[run]
+
+
+_drawable: WeakKeyDictionary[Run, list[Prediction]] = WeakKeyDictionary()  # curves of theory may take long to compute
+
+
+def _can_be_drawn(prediction: Prediction, run: Run) -> bool:
+    """Whether a curve can be computed at the run's steps, and whether a level or time is a number."""
+    experiment = run.experiment
+    with noting(run.noted, f"prediction {prediction.name!r}", experiment, experiment.predictions):
+        if callable(prediction.expected):
+            steps = run.timeline.steps.astype(np.float64)
+            low, high = prediction.window or (-np.inf, np.inf)
+            inside = steps[(steps >= low) & (steps <= high)]
+            np.broadcast_to(np.asarray(prediction.expected(inside), dtype=np.float64), inside.shape)
+        else:
+            float(prediction.expected)
+        return True
+    return False
 
 
 def fit_x_axis(axis: Axes, run: Run) -> None:

@@ -2,21 +2,28 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from matplotlib.figure import Figure
 
-from stagelens.errors import EnvironmentFault, StagelensError
+from stagelens.errors import EnvironmentFault
 from stagelens.figures.attention import attention_figure
 from stagelens.figures.style import save, styled
 from stagelens.figures.timelines import loss_figure, probes_figure, specialization_figure
+from stagelens.problems import noting
 
 if TYPE_CHECKING:
     from stagelens.runs import Run
 
 FOLDER = "figures"
 ENDINGS = (".png", ".svg")
+OURS: dict[str, Callable[[Run], Figure | None]] = {
+    "loss": loss_figure,
+    "specialization": specialization_figure,
+    "probes": probes_figure,
+}
 
 
 def write_figures(run: Run, folder: Path | None = None) -> list[Path]:
@@ -28,24 +35,33 @@ def write_figures(run: Run, folder: Path | None = None) -> list[Path]:
         raise EnvironmentFault(f"cannot make {folder}: {error.strerror or error}; write elsewhere with -o") from None
     files = []
     for name, figure in figures_of(run).items():
-        for ending in ENDINGS:
-            save(figure, folder / f"{name}{ending}")
-        files.append(folder / f"{name}.png")
+        with noting(run.noted, f"figure {name!r}", *_blamed(run, name)):
+            for ending in ENDINGS:
+                save(figure, folder / f"{name}{ending}")
+            files.append(folder / f"{name}.png")
     return files
 
 
 def figures_of(run: Run) -> dict[str, Figure]:
-    """Every figure that the run's timeline can fill, by name; those of its task only while its plugin is there."""
+    """Every figure that the run's timeline can fill, by name; those of its task only while its plugin is there.
+
+    A figure that raises is left out, and noted in `run.noted`.
+    """
+    drawing, experiment = OURS, run.known_experiment
+    if experiment is not None:
+        drawing = drawing | {"attention": attention_figure}
+    drawn: dict[str, Figure | None] = {}
     with styled():
-        drawn: dict[str, Figure | None] = {
-            "loss": loss_figure(run),
-            "specialization": specialization_figure(run),
-            "probes": probes_figure(run),
-        }
-        try:
-            run.experiment  # noqa: B018  a run outlives its plugin
-        except StagelensError:
-            pass
-        else:
-            drawn |= {"attention": attention_figure(run), **run.experiment.figures(run)}
+        for name, draw in drawing.items():
+            with noting(run.noted, f"figure {name!r}", experiment):
+                drawn[name] = draw(run)
+        if experiment is not None:
+            with noting(run.noted, "figures()", experiment, experiment.figures):
+                drawn |= experiment.figures(run)
     return {name: figure for name, figure in drawn.items() if figure is not None}
+
+
+def _blamed(run: Run, name: str) -> tuple[Any, ...]:
+    """Whose fault it is if the figure `name` cannot be written: one of the task's own was returned by `figures`."""
+    experiment = run.known_experiment
+    return () if name in OURS or experiment is None else (experiment, experiment.figures)
