@@ -70,7 +70,8 @@ def _look_at_training(tasks: Sequence[Task], plan: SweepPlan) -> float:
     """Its first steps and measurements, times how many of each there will be."""
     from stagelens.device import resolve_device
     from stagelens.seeds import untouched_rng
-    from stagelens.stacking import Stacked, why_not
+    from stagelens.stackable import why_not
+    from stagelens.stacking import Stacked
     from stagelens.training import Training
 
     task, steps, device = tasks[0], int(tasks[0].config.steps), str(resolve_device(plan.device))

@@ -128,8 +128,9 @@ class Plan:
 
     def warn(self, notify: Notify | None) -> None:
         """Calls `notify` with each warning that is known before the training."""
-        for warning in self.manifest.warnings if notify is not None else ():
-            notify(warning)
+        if notify is not None:
+            for warning in self.manifest.warnings:
+                notify(warning)
 
     @contextmanager
     def writing(self, folder: Path) -> Iterator[Writer]:
