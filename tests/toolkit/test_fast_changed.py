@@ -12,6 +12,7 @@ from transformer_lens import components as lens
 from transformer_lens.hook_points import HookPoint
 
 import stagelens as sl
+from stagelens.forward import covers
 from stagelens.models import FastTransformer, Transformer
 
 
@@ -270,3 +271,16 @@ def test_the_changes_matter_and_the_known_ones_stay_fast(monkeypatch: pytest.Mon
         if taken(model, tokens, monkeypatch) == "fast":
             quick.add(name)
     assert (same, quick) == (WITHOUT_EFFECT, STILL_FAST)
+
+
+def test_a_compiled_model_takes_the_fast_way_in_one_graph() -> None:
+    """What decides must be traceable, and must decide there as it does elsewhere."""
+    model = learned()
+
+    def which(tokens: Tensor) -> tuple[Tensor, bool]:
+        return model(tokens), covers(model, tokens)
+
+    tokens = inputs_for(model)
+    found, covered = torch.compile(which, fullgraph=True, backend="eager")(tokens)
+    assert covered
+    torch.testing.assert_close(found, model(tokens), rtol=1e-10, atol=1e-10)

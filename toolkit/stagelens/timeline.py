@@ -131,8 +131,8 @@ def joined(known: Column, other: Column) -> Column:
 def check_same(column: Column, before: Column) -> None:
     """Refuses a `column` that has other dims, coordinates or labels than `before`; their order may differ."""
     if sorted(zip(column.dims, column.shape, strict=True)) != sorted(zip(before.dims, before.shape, strict=True)):
-        old, new = (dict(zip(one.dims, one.shape, strict=True)) for one in (before, column))
-        raise ValueError(f"reading {column.name!r} changed from shape {old} to {new}")
+        was, now = (dict(zip(one.dims, one.shape, strict=True)) for one in (before, column))
+        raise ValueError(f"reading {column.name!r} changed from shape {was} to {now}")
     kept = [(f"coordinates of {dim!r}", before.coordinate(dim), column.coordinate(dim)) for dim in before.dims]
     for what, old, new in (*kept, ("labels", before.labels, column.labels)):
         if set(old) != set(new):
