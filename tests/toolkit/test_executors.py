@@ -204,7 +204,7 @@ class TestRay:
         """One cluster for all of these tests: it takes seconds to start."""
         ray = pytest.importorskip("ray")
         os.environ["RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO"] = "0"
-        variables = {"PYTHONPATH": str(HERE)}
+        variables = {"PYTHONPATH": os.pathsep.join([str(HERE), *filter(None, [os.environ.get("PYTHONPATH")])])}
         options = {"include_dashboard": False, "log_to_driver": False, "logging_level": "ERROR"}
         ray.init(num_cpus=2, num_gpus=2, runtime_env={"env_vars": variables}, **options)  # ray believes it
         yield
