@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 RUN := $(BIN)/stagelens
 
-.PHONY: demo test torture lint audit types docs bench verify figures notebooks clean
+.PHONY: demo test stress lint audit types docs bench verify figures notebooks clean
 
 demo: $(VENV)/.installed
 	$(RUN) run markov
@@ -12,13 +12,14 @@ demo: $(VENV)/.installed
 test: lint types docs
 	$(BIN)/python -m pytest --numprocesses auto --dist loadfile --no-loadscope-reorder
 
-# Everything that can be done to a run, by the hundred: about two hours. What came of it is in docs/reliability.md.
-torture: $(VENV)/.installed-dev
-	$(BIN)/python -m pytest tests/torture; code=$$?; $(BIN)/python tests/torture/page.py; exit $$code
+# Injects faults by the hundred: about two hours. The results are in docs/reliability.md.
+stress: $(VENV)/.installed-dev
+	$(BIN)/python -m pytest tests/stress; code=$$?; $(BIN)/python tests/stress/page.py; exit $$code
 
 lint: audit
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	$(BIN)/lint-imports
 	$(BIN)/bandit --quiet --recursive --configfile pyproject.toml toolkit probes plugins benchmarks docs .ci
 
 # What is installed fits together, and has no known hole: where no list of those can be asked, it says so.

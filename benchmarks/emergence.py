@@ -15,8 +15,8 @@ import numpy as np
 from benchmarks.measure import Row, report
 
 import stagelens as sl
-from stagelens.flow import integrate
-from stagelens.host import make_host
+from stagelens.experiments.flow import integrate
+from stagelens.host.host import make_host
 from stagelens_emergence import theory
 from stagelens_emergence.flow import ReducedConfig, ReducedFlow, flow_plateaus
 from stagelens_emergence.theory import Reduced

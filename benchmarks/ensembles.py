@@ -18,11 +18,11 @@ import torch
 from benchmarks.measure import Row, in_turns, ratio, report
 
 import stagelens as sl
-from stagelens.config import make_config
-from stagelens.host import make_host
-from stagelens.stackable import why_not
-from stagelens.stacking import Stacked
-from stagelens.training import Training
+from stagelens.experiments.config import make_config
+from stagelens.experiments.training import Training
+from stagelens.host.host import make_host
+from stagelens.training.stackable import why_not
+from stagelens.training.stacking import Stacked
 
 SEEDS = 6
 MOST = {"linear-icl/separate": 2.0, "recall/simplified": 2.0, "rich/toy": 4.5, "emergence/toy": 4.5}

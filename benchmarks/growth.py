@@ -13,8 +13,8 @@ from pathlib import Path
 from benchmarks.measure import Row, in_turns, ratio, report
 from benchmarks.reading import make_run
 
-from stagelens.host import make_host
-from stagelens.training import Training
+from stagelens.experiments.training import Training
+from stagelens.host.host import make_host
 
 TASK = "emergence/recall"
 LINEAR = 4.6  # of 4: caches fill up

@@ -16,8 +16,8 @@ from benchmarks.measure import Row, report
 from torch import Tensor
 from torch.nn.functional import one_hot
 
-from stagelens.config import make_config
-from stagelens.training import Training
+from stagelens.experiments.config import make_config
+from stagelens.experiments.training import Training
 from stagelens_markov.tasks import Minimal
 
 ROUNDS = {"paper": 6, "quick": 40}

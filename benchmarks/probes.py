@@ -17,9 +17,9 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 import stagelens as sl
+from stagelens.base.seeds import generator
+from stagelens.experiments.schedule import Schedule
 from stagelens.models import build_transformer
-from stagelens.schedule import Schedule
-from stagelens.seeds import generator
 
 BATCH, LENGTH, VOCAB = 32, 64, 64
 STEPS = 2000

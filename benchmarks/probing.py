@@ -16,8 +16,8 @@ from typing import Any
 from benchmarks.measure import Row, report
 
 import stagelens as sl
-from stagelens.recorder import Recorder
-from stagelens.seeds import generator
+from stagelens.base.seeds import generator
+from stagelens.recording.recorder import Recorder
 from stagelens_markov.tasks import MarkovConfig, Minimal
 
 

@@ -14,10 +14,10 @@ from statistics import median
 import numpy as np
 from benchmarks.measure import Row, in_turns, ratio, report
 
-from stagelens.manifest import Manifest, versions
-from stagelens.runs import load
-from stagelens.store import Store
-from stagelens.timeline import Column, Measurement
+from stagelens.runs.manifest import Manifest, versions
+from stagelens.runs.run import load
+from stagelens.runs.store import Store
+from stagelens.timelines.timeline import Column, Measurement
 
 MEASUREMENTS, SERIES = 10_000, 50
 STAGELENS = str(Path(sys.executable).with_name("stagelens"))

@@ -12,8 +12,8 @@ from collections.abc import Callable
 import torch
 from benchmarks.measure import Row, in_turns, ratio, report
 
-from stagelens.seeds import generator
-from stagelens.training import Training
+from stagelens.base.seeds import generator
+from stagelens.experiments.training import Training
 from stagelens_recall import theory
 from stagelens_recall.data import queries_of
 from stagelens_recall.losses import answer_probability

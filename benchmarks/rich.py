@@ -13,7 +13,7 @@ from collections.abc import Callable
 import torch
 from benchmarks.measure import Row, in_turns, ratio, report
 
-from stagelens.training import Training
+from stagelens.experiments.training import Training
 from stagelens_rich.tasks import Toy, ToyTaskConfig
 
 STEPS = 40  # in a turn

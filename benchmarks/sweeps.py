@@ -14,10 +14,10 @@ from pathlib import Path
 from benchmarks.measure import Row, report
 
 import stagelens as sl
-from stagelens.executors.local import Local
-from stagelens.executors.work import perform
-from stagelens.flow import integrate
-from stagelens.sweeping import plan_sweep
+from stagelens.experiments.flow import integrate
+from stagelens.sweeps.executors.local import Local
+from stagelens.sweeps.executors.work import perform
+from stagelens.sweeps.sweeping import plan_sweep
 
 
 def two_hundred_points(folder: Path) -> float:

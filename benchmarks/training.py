@@ -20,8 +20,8 @@ from benchmarks.plain import Plain
 from torch import nn
 from transformer_lens import HookedTransformer
 
-from stagelens.host import make_host
-from stagelens.training import Training, fused
+from stagelens.experiments.training import Training, fused
+from stagelens.host.host import make_host
 
 TASKS = ("emergence/recall", "emergence/regression", "markov/full", "recall/transformer", "rich/text")
 CLEARLY = ("emergence/recall", "emergence/regression")

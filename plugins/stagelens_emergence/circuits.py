@@ -9,10 +9,8 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 from stagelens import Probe, Reading
-from stagelens.probing import Omitted, Reduced, layers, stack_layers
-from stagelens.scene import Scene, Site
+from stagelens.recording import Omitted, Reduced, Scene, Site, layers, stack_layers, wide
 from stagelens_emergence.sequences import Examined, Located, Recalled, answering_pair
-from stagelens_probes.attention import wide
 
 PATTERN = "attn.hook_pattern"
 

@@ -12,10 +12,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from stagelens import Check, Claim, Law, Run, Timeline, fit_law
 from stagelens.claims import (
     NOT_REACHED,
-    Check,
-    Claim,
+    Lab,
     at_least,
     at_most,
     close,
@@ -25,10 +25,6 @@ from stagelens.claims import (
     reached,
     reported,
 )
-from stagelens.lab import Lab
-from stagelens.laws import Law, fit_law
-from stagelens.runs import Run
-from stagelens.timeline import Timeline
 from stagelens_emergence import theory
 from stagelens_emergence.flow import flow_plateau, flow_plateaus, solve
 from stagelens_emergence.theory import Reduced

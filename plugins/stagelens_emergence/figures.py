@@ -9,15 +9,14 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from stagelens.figures import title_of
-from stagelens.figures.style import THEORY, line_style
-from stagelens.laws import Law, fit_law
+from stagelens import Law, fit_law
+from stagelens.figures import THEORY, line_style, title_of
 from stagelens_emergence import theory
 from stagelens_emergence.flow import flow_plateaus, solve
 from stagelens_emergence.theory import Reduced
 
 if TYPE_CHECKING:
-    from stagelens.runs import Run
+    from stagelens import Run
 
 DIMENSIONS = (16, 32, 64, 128, 256)
 LENGTHS = (128, 256, 512, 1024, 2048)

@@ -10,9 +10,8 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 import numpy as np
 from pydantic import Field, model_validator
 
-from stagelens import Event, Flow, Prediction, Reading
-from stagelens.config import Config, FlowConfig
-from stagelens.flow import Floats, State
+from stagelens import Event, Flow, FlowConfig, Prediction, Reading
+from stagelens.experiments import Config, Floats, State
 from stagelens_emergence import theory
 from stagelens_emergence.data import check_data
 from stagelens_emergence.theory import SHARE, Reduced
@@ -20,7 +19,7 @@ from stagelens_emergence.theory import SHARE, Reduced
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-    from stagelens.runs import Run
+    from stagelens import Run
 
 
 class ReducedConfig(FlowConfig):

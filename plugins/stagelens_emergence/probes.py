@@ -8,8 +8,7 @@ from typing import Any
 import torch
 
 from stagelens import Probe, Reading
-from stagelens.probing import Omitted, Reduced
-from stagelens.scene import Scene
+from stagelens.recording import Omitted, Reduced, Scene
 from stagelens_emergence.theory import SHARE, plateau_length
 
 

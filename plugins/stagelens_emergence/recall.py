@@ -12,16 +12,15 @@ from torch.nn.functional import cross_entropy
 from transformer_lens import HookedRootModule
 
 from stagelens import Schedule, Task
-from stagelens.batches import Batches
-from stagelens.config import Config
-from stagelens.seeds import derive
+from stagelens.base import derive
+from stagelens.experiments import Batches, Config
 from stagelens_emergence.sequences import REPEATED, Examined, Recalled, sample_recall
 from stagelens_emergence.transformers import TABLE_1, TransformerConfig, build, optimizer_of
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-    from stagelens.runs import Run
+    from stagelens import Run
 
 
 class RecallConfig(TransformerConfig):

@@ -11,9 +11,8 @@ from torch import Tensor
 from transformer_lens import HookedRootModule
 
 from stagelens import Schedule, Task
-from stagelens.batches import Batches
-from stagelens.config import Config
-from stagelens.seeds import derive, generator
+from stagelens.base import derive, generator
+from stagelens.experiments import Batches, Config
 from stagelens_emergence.data import check_data, target_weights
 from stagelens_emergence.sequences import Located, sample_places, sample_regression
 from stagelens_emergence.transformers import TABLE_1, TransformerConfig, build, optimizer_of
@@ -21,7 +20,7 @@ from stagelens_emergence.transformers import TABLE_1, TransformerConfig, build, 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-    from stagelens.runs import Run
+    from stagelens import Run
 
 Position = Literal["random", "fixed"]
 

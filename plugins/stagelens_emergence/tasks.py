@@ -11,9 +11,8 @@ from pydantic import Field, model_validator
 from torch import Tensor
 
 from stagelens import Group, Prediction, Schedule, Task, TaskConfig
-from stagelens.batches import move
-from stagelens.config import Config
-from stagelens.seeds import generator
+from stagelens.base import generator
+from stagelens.experiments import Config, move
 from stagelens_emergence.data import (
     Draws,
     Moments,
@@ -31,7 +30,7 @@ from stagelens_emergence.theory import Reduced
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-    from stagelens.runs import Run
+    from stagelens import Run
 
 
 class ToyConfig(TaskConfig):

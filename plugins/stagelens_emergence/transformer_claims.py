@@ -15,13 +15,10 @@ from typing import Any
 
 import numpy as np
 
-from stagelens.claims import Check, Claim, at_least, at_most, equal, in_every_seed, ordered, reached, reported
-from stagelens.errors import UsageError
-from stagelens.events import half_rise
-from stagelens.lab import Lab
-from stagelens.laws import Law, fit_law
-from stagelens.runs import Run
-from stagelens.stages import detect_stages
+from stagelens import Check, Claim, Law, Run, detect_stages, fit_law
+from stagelens.base import UsageError
+from stagelens.claims import Lab, at_least, at_most, equal, in_every_seed, ordered, reached, reported
+from stagelens.timelines import half_rise
 from stagelens_emergence.theory import plateau_length
 from stagelens_emergence.transformers import ANSWERING, LEARNED, LEAVING, plateau_of
 

@@ -14,11 +14,11 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import NullLocator
 
-from stagelens.figures.style import THEORY, line_style
+from stagelens.figures import THEORY, line_style
 from stagelens_emergence.transformers import ANSWERING, LEARNED, LEAVING, plateau_of
 
 if TYPE_CHECKING:
-    from stagelens.runs import Run
+    from stagelens import Run
 
 PANEL = (3.4, 3.0)  # inches
 TIGHT: Any = {"layout": "constrained"}

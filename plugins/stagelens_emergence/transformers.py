@@ -13,7 +13,7 @@ from stagelens.models import build_transformer
 from stagelens_emergence.theory import plateau_length
 
 if TYPE_CHECKING:
-    from stagelens.runs import Run
+    from stagelens import Run
 
 TABLE_1 = {"d_model": 256, "d_head": 64, "mlp_factor": 4, "batch_size": 32, "lr": 1e-4, "eval_size": 1024}
 LEARNED, LEAVING, ANSWERING = 0.1, 0.4, 0.05  # D.1: where a plateau ends; LEAVING: with cross-sample repetition

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from stagelens import hookimpl
-from stagelens.lazy import ClaimRef, ProbeRef, TaskRef
+from stagelens import ClaimRef, ProbeRef, TaskRef, hookimpl
 
 TASKS = (
     TaskRef(

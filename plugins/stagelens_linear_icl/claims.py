@@ -16,10 +16,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from stagelens import Check, Claim, detect_stages
+from stagelens.base import generator
 from stagelens.claims import (
     NOT_REACHED,
-    Check,
-    Claim,
+    Lab,
     at_least,
     at_most,
     close,
@@ -29,10 +30,8 @@ from stagelens.claims import (
     reached,
     reported,
 )
-from stagelens.lab import Lab
-from stagelens.prediction import nearest_pairs
-from stagelens.seeds import generator
-from stagelens.stages import Stages, detect_stages
+from stagelens.experiments import nearest_pairs
+from stagelens.stages import Stages
 from stagelens_linear_icl import theory
 from stagelens_linear_icl.data import Floats, Moments, examples, sample_sequences
 from stagelens_linear_icl.descent import Descent, Weights, descend, flow, loss_of, product, rates, record_steps, stack

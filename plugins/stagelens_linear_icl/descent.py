@@ -12,8 +12,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from stagelens.errors import StagelensError
-from stagelens.seeds import generator
+from stagelens import StagelensError
+from stagelens.base import generator
 from stagelens_linear_icl.data import Floats, Moments
 
 MOST_STIFF = 200  # weights; beyond it the Jacobian that an implicit method needs costs more than it saves

@@ -14,15 +14,25 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from stagelens.figures import COLOURS, draw_predictions, title_of
-from stagelens.figures.labels import legend_beside, legend_row, name_beside
-from stagelens.figures.style import LEVEL, grid, headline, line_style, make_room
+from stagelens.figures import (
+    COLOURS,
+    LEVEL,
+    draw_predictions,
+    grid,
+    headline,
+    legend_beside,
+    legend_row,
+    line_style,
+    make_room,
+    name_beside,
+    title_of,
+)
 from stagelens_linear_icl import theory
 from stagelens_linear_icl.descent import Descent, descend, stack
 from stagelens_linear_icl.problem import Problem, crossing
 
 if TYPE_CHECKING:
-    from stagelens.runs import Run
+    from stagelens import Run
     from stagelens_linear_icl.tasks import Separate
 
 SEEDS = tuple(range(6))

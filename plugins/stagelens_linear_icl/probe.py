@@ -9,8 +9,7 @@ import torch
 from torch import Tensor
 
 from stagelens import Probe, Reading
-from stagelens.probing import Reduced
-from stagelens.scene import Scene
+from stagelens.recording import Reduced, Scene
 from stagelens_linear_icl.data import Floats
 
 Array = TypeVar("Array", Floats, Tensor)  # what follows is the same for both

@@ -11,11 +11,9 @@ import torch
 from pydantic import Field, field_validator, model_validator
 from torch import Tensor
 
-from stagelens import FlowConfig, Prediction, TaskConfig
-from stagelens.config import Config
-from stagelens.errors import UsageError
-from stagelens.seeds import generator
-from stagelens.timeline import Timeline
+from stagelens import FlowConfig, Prediction, TaskConfig, Timeline
+from stagelens.base import UsageError, generator
+from stagelens.experiments import Config
 from stagelens_linear_icl import theory
 from stagelens_linear_icl.data import (
     Covariance,

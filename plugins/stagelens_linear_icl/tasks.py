@@ -14,10 +14,8 @@ from pydantic import Field
 from torch import Tensor
 
 from stagelens import Flow, Prediction, Reading, Schedule, Task
-from stagelens.batches import move
-from stagelens.config import Config
-from stagelens.flow import State
-from stagelens.seeds import generator
+from stagelens.base import generator
+from stagelens.experiments import Config, State, move
 from stagelens_linear_icl import theory
 from stagelens_linear_icl.data import Moments, Sequences, examples, moments_of, sample_sequences
 from stagelens_linear_icl.descent import Weights, loss_of, product, rates
@@ -28,7 +26,7 @@ from stagelens_linear_icl.problem import Outlook, Problem, ProblemFlowConfig, Tr
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-    from stagelens.runs import Run
+    from stagelens import Run
 
 PROBES = ("principal_components", "qk_alignment", "attention_sparsity", "weight_norms", "conserved")
 EIGHT = {"D": 8, "H": 9, "spectrum": "power:1", "lr": 0.6, "steps": 50_000}  # Figs. 2 and 8

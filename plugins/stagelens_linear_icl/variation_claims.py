@@ -9,10 +9,11 @@ from typing import Any
 
 import numpy as np
 
+from stagelens import Check, Claim
+from stagelens.base import generator
 from stagelens.claims import (
     NOT_REACHED,
-    Check,
-    Claim,
+    Lab,
     at_least,
     at_most,
     close,
@@ -22,8 +23,6 @@ from stagelens.claims import (
     reached,
     reported,
 )
-from stagelens.lab import Lab
-from stagelens.seeds import generator
 from stagelens_linear_icl import theory
 from stagelens_linear_icl.claims import LONG, SMALL, Path, descents, exponent, flowing, level_checks, separate
 from stagelens_linear_icl.data import Moments, Sequences, full_moments, moments_of, sample_sequences

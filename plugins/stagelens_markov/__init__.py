@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from stagelens import hookimpl
-from stagelens.lazy import ClaimRef, TaskRef
+from stagelens import ClaimRef, TaskRef, hookimpl
 
 TASKS = (
     TaskRef(

@@ -7,10 +7,8 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from stagelens.claims import Check, Claim, at_least, close, equal, in_every_seed, ordered, reported
-from stagelens.lab import Lab
-from stagelens.runs import Run
-from stagelens.timeline import Timeline
+from stagelens import Check, Claim, Run, Timeline
+from stagelens.claims import Lab, at_least, close, equal, in_every_seed, ordered, reported
 from stagelens_markov.measures import (
     LASTING,
     competitive,

@@ -7,8 +7,9 @@ import sys
 from collections.abc import Callable
 from typing import NoReturn
 
-from stagelens.errors import StagelensError, UsageError
-from stagelens.lab import Lab, cache_folder
+from stagelens import StagelensError
+from stagelens.base import UsageError
+from stagelens.claims import Lab, cache_folder
 
 
 class Parser(argparse.ArgumentParser):

@@ -12,17 +12,30 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from matplotlib.figure import Figure
 
-from stagelens.errors import UsageError, unknown
-from stagelens.figures.drawing import predictions_of, theory_label, title_of
-from stagelens.figures.labels import legend_beside, legend_row, name_beside
-from stagelens.figures.style import LEVEL, TIME, grid, headline, line_style, make_room, save, styled
+from stagelens.base import UsageError, unknown
+from stagelens.figures import (
+    LEVEL,
+    TIME,
+    grid,
+    headline,
+    legend_beside,
+    legend_row,
+    line_style,
+    make_room,
+    name_beside,
+    predictions_of,
+    save,
+    styled,
+    theory_label,
+    title_of,
+)
 from stagelens_markov.command import Parser, answer, lab_of
 from stagelens_markov.panels import KL, AttentionRow, draw_divergence, draw_excess, references_of
 from stagelens_markov.spare_figures import spare_heads
 
 if TYPE_CHECKING:
-    from stagelens.lab import Lab
-    from stagelens.runs import Run
+    from stagelens import Run
+    from stagelens.claims import Lab
 
 SCALES = (1.0, 0.1, 0.01, 0.0)  # u of Fig. 4
 RATIOS = (1.0, 1.3, 1.5, 1.7)  # m of Fig. 4

@@ -9,10 +9,9 @@ from typing import Any, ClassVar, Literal
 import numpy as np
 from pydantic import Field, model_validator
 
-from stagelens import Event, Flow, Prediction, Reading
-from stagelens.config import Config, FlowConfig
-from stagelens.flow import Floats, State
-from stagelens.seeds import derive
+from stagelens import Event, Flow, FlowConfig, Prediction, Reading
+from stagelens.base import derive
+from stagelens.experiments import Config, Floats, State
 from stagelens_markov import theory
 from stagelens_markov.data import check_importance, importance
 

@@ -11,8 +11,7 @@ from typing import Any
 import numpy as np
 from scipy.signal import find_peaks
 
-from stagelens.stages import detect_stages
-from stagelens.timeline import Timeline
+from stagelens import Timeline, detect_stages
 
 LEARNED = 0.5  # of a head's attention
 LASTING = 3  # measurements; shorter visits to a phase happen at its threshold

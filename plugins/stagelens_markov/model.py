@@ -11,7 +11,7 @@ from transformer_lens import HookedRootModule
 from transformer_lens.hook_points import HookPoint
 
 from stagelens.models import ToyConfig
-from stagelens.scene import causal_keys
+from stagelens.recording import causal_keys
 
 
 class MinimalAttention(nn.Module):

@@ -12,12 +12,11 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 from matplotlib.patheffects import withStroke
 
-from stagelens.figures.attention import attention_maps, chosen_steps, composite
-from stagelens.figures.style import COLOURS, line_style
+from stagelens.figures import COLOURS, attention_maps, chosen_steps, composite, line_style
 from stagelens_markov.measures import leaders
 
 if TYPE_CHECKING:
-    from stagelens.runs import Run
+    from stagelens import Run
 
 KL, LEADER = "kl_to_references/kl", "head_specialization/leader"
 MOMENTS = 5  # at which attention is shown

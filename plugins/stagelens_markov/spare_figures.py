@@ -13,14 +13,13 @@ from typing import TYPE_CHECKING
 import numpy as np
 from matplotlib.figure import Figure
 
-from stagelens.figures.drawing import predictions_of, theory_label
-from stagelens.figures.style import LEVEL, line_style
+from stagelens.figures import LEVEL, line_style, predictions_of, theory_label
 from stagelens_markov.command import Parser, answer, lab_of
 from stagelens_markov.measures import leaders, patterns, times_learned
 
 if TYPE_CHECKING:
-    from stagelens.lab import Lab
-    from stagelens.runs import Run
+    from stagelens import Run
+    from stagelens.claims import Lab
 
 IN_THE_FLOW = (3, 4, 6)  # heads, for three features
 TRAINED = (3, 4, 5, 6)  # heads, for three intervals
@@ -100,7 +99,7 @@ def trained_rows(lab: Lab) -> Iterator[list[str]]:
 def losses_added(run: Run) -> list[float]:
     """By how much the final model's loss rises when a head's output is set to zero, [head]."""
     from stagelens import Recorder, Task
-    from stagelens.batches import eval_batch
+    from stagelens.experiments import eval_batch
 
     task = run.experiment
     assert isinstance(task, Task)

@@ -14,8 +14,8 @@ from torch.optim.lr_scheduler import ReduceLROnPlateau
 from transformer_lens import HookedRootModule
 
 from stagelens import Group, Task
-from stagelens.config import Config
-from stagelens.seeds import derive, generator, untouched_rng
+from stagelens.base import derive, generator, untouched_rng
+from stagelens.experiments import Config
 from stagelens_markov.config import FullConfig, MarkovConfig
 from stagelens_markov.data import Process, importance, log_probabilities, make_process, sample_sequences
 from stagelens_markov.model import MinimalTransformer, see_only
@@ -132,7 +132,7 @@ class OnTheChain(Task):
 
 def train(task: Task, device: torch.device | str) -> HookedRootModule:
     """The model of `task` after all of its steps, ready to predict."""
-    from stagelens.training import Training
+    from stagelens.experiments import Training
 
     with untouched_rng(), torch.enable_grad():
         training = Training(task, device)

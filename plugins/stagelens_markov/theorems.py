@@ -8,21 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from stagelens.claims import (
-    NOT_REACHED,
-    Check,
-    Claim,
-    at_least,
-    at_most,
-    close,
-    in_every_seed,
-    ordered,
-    reached,
-    reported,
-)
-from stagelens.flow import Floats
-from stagelens.lab import Lab
-from stagelens.runs import Run
+from stagelens import Check, Claim, Run
+from stagelens.claims import NOT_REACHED, Lab, at_least, at_most, close, in_every_seed, ordered, reached, reported
+from stagelens.experiments import Floats
 from stagelens_markov import theory
 from stagelens_markov.flow import PARTED
 
@@ -197,7 +185,7 @@ def gradient_errors(seed: int, d: int = 4, T: int = 6, h: int = 3, H: int = 4) -
     """How far autograd's gradients of Eq. 8 in V and q are from Proposition 1's, at a random point."""
     import torch
 
-    from stagelens.seeds import generator
+    from stagelens.base import generator
 
     random = generator(seed, "proposition 1")
     scales = np.sort(torch.rand(h, generator=random, dtype=torch.float64).numpy() + 0.5)[::-1]

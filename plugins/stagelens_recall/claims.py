@@ -12,21 +12,8 @@ from itertools import groupby, pairwise, permutations
 import numpy as np
 from numpy.typing import NDArray
 
-from stagelens.claims import (
-    NOT_REACHED,
-    Check,
-    Claim,
-    at_least,
-    at_most,
-    close,
-    equal,
-    in_every_seed,
-    reached,
-    reported,
-)
-from stagelens.lab import Lab
-from stagelens.runs import Run
-from stagelens.timeline import Timeline
+from stagelens import Check, Claim, Run, Timeline
+from stagelens.claims import NOT_REACHED, Lab, at_least, at_most, close, equal, in_every_seed, reached, reported
 from stagelens_recall import theory
 from stagelens_recall.learning import partial_matches
 
@@ -58,7 +45,7 @@ def order_of_learning(timeline: Timeline) -> list[int]:
 
 def plateau_indices(timeline: Timeline) -> list[int]:
     """A measurement on each plateau of the loss: the one nearest to the middle between the drops beside it."""
-    from stagelens.stages import detect_stages
+    from stagelens import detect_stages
 
     steps, values = timeline.scalar("loss")
     drops = [t.at for t in detect_stages(steps, values).transitions]
@@ -68,7 +55,7 @@ def plateau_indices(timeline: Timeline) -> list[int]:
 
 def levels(timeline: Timeline) -> list[float]:
     """The loss on each plateau."""
-    from stagelens.stages import detect_stages
+    from stagelens import detect_stages
 
     return [plateau.level for plateau in detect_stages(*timeline.scalar("loss")).plateaus]
 
@@ -337,7 +324,7 @@ def matched_sets(timeline: Timeline) -> list[str]:
 
 def drops(timeline: Timeline, series: str = "loss") -> int:
     """The number of transitions of the loss, or of another series."""
-    from stagelens.stages import detect_stages
+    from stagelens import detect_stages
 
     return len(detect_stages(*timeline.scalar(series)).transitions)
 

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from matplotlib.figure import Figure
 
-from stagelens.figures.style import THEORY, line_style
+from stagelens.figures import THEORY, line_style
 from stagelens_recall import theory
 
 if TYPE_CHECKING:
-    from stagelens.runs import Run
+    from stagelens import Run
 
 BETA, MASS = "recall_circuit/beta", "head_specialization/mass"
 MOMENTS = 5  # at which attention is shown
@@ -89,7 +89,7 @@ def first_jump(run: Run) -> Figure | None:
 
 def escape_from(epsilon: float, order: int, responses: int) -> float:
     """The time at which the loss of Theorem 3.1's equations is half-way down, from alpha = 0 and beta = epsilon."""
-    from stagelens.flow import integrate
+    from stagelens.experiments import integrate
     from stagelens_recall.flow import GradientFlow, RecallFlowConfig
 
     time = 3 * theory.escape_time(epsilon, order, responses)

@@ -8,9 +8,8 @@ from typing import Any, ClassVar, Literal
 import numpy as np
 from pydantic import Field, model_validator
 
-from stagelens import Event, Flow, Prediction, Reading
-from stagelens.config import Config, FlowConfig
-from stagelens.flow import Floats, State
+from stagelens import Event, Flow, FlowConfig, Prediction, Reading
+from stagelens.experiments import Config, Floats, State
 from stagelens_recall import theory
 from stagelens_recall.data import refuse_above
 from stagelens_recall.learning import SimplifiedHeads, learning_order, plateau_predictions, tokens_named

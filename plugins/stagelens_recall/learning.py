@@ -8,7 +8,7 @@ import numpy as np
 from pydantic import Field, model_validator
 
 from stagelens import Prediction, Timeline
-from stagelens.config import Config
+from stagelens.experiments import Config
 
 
 class RecallConfig(Config):

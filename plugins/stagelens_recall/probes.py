@@ -6,8 +6,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from stagelens import Probe, Reading
-from stagelens.probing import Omitted, Reduced
-from stagelens.scene import Scene
+from stagelens.recording import Omitted, Reduced, Scene
 from stagelens_recall.theory import head_start
 
 

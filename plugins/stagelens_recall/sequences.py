@@ -12,9 +12,9 @@ from torch import Tensor
 from transformer_lens import HookedRootModule
 
 from stagelens import Group, Prediction, Schedule, Task, TaskConfig
-from stagelens.config import Config
+from stagelens.base import derive, generator
+from stagelens.experiments import Config
 from stagelens.models import build_transformer
-from stagelens.seeds import derive, generator
 from stagelens_recall import theory
 from stagelens_recall.data import context_length, refuse_above, response_reference, sample_sequences
 from stagelens_recall.learning import RecallConfig, check_heads, plateau_predictions, tokens_named

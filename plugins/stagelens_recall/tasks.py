@@ -12,8 +12,8 @@ from torch import Tensor
 from transformer_lens import HookedRootModule
 
 from stagelens import Group, Prediction, Schedule, Task, TaskConfig
-from stagelens.config import Config
-from stagelens.seeds import generator
+from stagelens.base import generator
+from stagelens.experiments import Config
 from stagelens_recall import theory
 from stagelens_recall.data import (
     all_permutations,

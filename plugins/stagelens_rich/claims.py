@@ -8,12 +8,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from stagelens.claims import Check, Claim, at_least, at_most, close, equal, in_every_seed, ordered, reached, reported
-from stagelens.errors import UsageError
-from stagelens.lab import Lab
-from stagelens.laws import Law, fit_law
-from stagelens.runs import Run
-from stagelens.timeline import Timeline
+from stagelens import Check, Claim, Law, Run, Timeline, fit_law
+from stagelens.base import UsageError
+from stagelens.claims import Lab, at_least, at_most, close, equal, in_every_seed, ordered, reached, reported
 from stagelens_rich import theory
 from stagelens_rich.flow import STAGES, solved, solved_times
 from stagelens_rich.losses import closed_form

@@ -13,7 +13,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from stagelens.errors import EnvironmentFault, UsageError
+from stagelens.base import EnvironmentFault, UsageError
 
 PYTHON, WIKITEXT = "python", "wikitext-2"
 REVISION = "b08601e04326c79dfdd32d625aee71d232d685c3"  # of the dataset on the hub: what is there may change

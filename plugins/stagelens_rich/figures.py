@@ -9,12 +9,12 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from stagelens.figures.style import THEORY, line_style
+from stagelens.figures import THEORY, line_style
 from stagelens_rich.flow import RichFlow, solved_times
 from stagelens_rich.tasks import NORM, PARTS, SECOND, HighDim, Toy
 
 if TYPE_CHECKING:
-    from stagelens.runs import Run
+    from stagelens import Run
 
 NAMES = {"loss": "total", "loss_4gram": "4-gram", "loss_induction": "induction head"}
 LOWEST = 1e-9  # of a loss that is drawn
@@ -159,8 +159,7 @@ def _descended(task: HighDim, optimizer: str) -> list[tuple[Any, Any]]:
     """(steps, losses) of both parts under another optimizer, on the same evaluation batch."""
     import torch
 
-    from stagelens.batches import eval_batch
-    from stagelens.training import Training
+    from stagelens.experiments import Training, eval_batch
 
     config = task.config.model_copy(update={"optimizer": optimizer, "lr": {"adam": 5e-4, "gd": 0.1}[optimizer]})
     other = HighDim(config, task.seed)

@@ -9,10 +9,8 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 import numpy as np
 from pydantic import Field, model_validator
 
-from stagelens import Flow, Prediction, Reading, Timeline
-from stagelens.config import Config, FlowConfig
-from stagelens.errors import StagelensError
-from stagelens.flow import Floats, State, integrate
+from stagelens import Flow, FlowConfig, Prediction, Reading, StagelensError, Timeline
+from stagelens.experiments import Config, Floats, State, integrate
 from stagelens_rich import theory
 from stagelens_rich.problem import Mixture, setting_of, time_predictions
 from stagelens_rich.theory import PhaseTimes, Setting, Tokens
@@ -20,7 +18,7 @@ from stagelens_rich.theory import PhaseTimes, Setting, Tokens
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-    from stagelens.runs import Run
+    from stagelens import Run
 
 STAGES = ("partial learning", "emergence")  # the two drops of log L_IH2, before and after the plateau
 LONG_ENOUGH = 3.0  # times T_III, so that the convergence is seen

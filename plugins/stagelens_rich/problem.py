@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pydantic import Field, field_validator, model_validator
 
 from stagelens import Prediction, Timeline
-from stagelens.config import Config
+from stagelens.experiments import Config
 from stagelens_rich.theory import PhaseTimes, Setting, Tokens
 
 DOMAIN = 0.7  # of w*: the closed form needs 4 w*^4 < 1

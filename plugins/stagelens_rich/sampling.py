@@ -7,7 +7,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from stagelens.seeds import generator
+from stagelens.base import generator
 from stagelens_rich.data import sample_tokens
 from stagelens_rich.theory import Setting
 

@@ -13,9 +13,8 @@ from pydantic import Field, field_validator, model_validator
 from torch import Tensor
 
 from stagelens import Group, Phase, Prediction, Schedule, Task, TaskConfig, Timeline
-from stagelens.config import Config
-from stagelens.flow import Floats
-from stagelens.seeds import generator
+from stagelens.base import generator
+from stagelens.experiments import Config, Floats
 from stagelens_rich import theory
 from stagelens_rich.data import mixed_target, sample_tokens
 from stagelens_rich.flow import STAGES, RichFlow, RichFlowConfig
@@ -27,7 +26,7 @@ from stagelens_rich.theory import PhaseTimes, Tokens
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-    from stagelens.runs import Run
+    from stagelens import Run
 
 PROBES = ("attention_sparsity", "head_specialization", "weight_norms", "conserved")
 NORM = "weight_norms/norm"
@@ -165,7 +164,7 @@ class Toy(Mixed):
     @cached_property
     def flow(self) -> Timeline:
         """The flow on the closed forms with w_Q and w_K apart, as far as the run goes."""
-        from stagelens.flow import integrate
+        from stagelens.experiments import integrate
 
         c = self.config
         own = {key: getattr(c, key) for key in ("L", "alpha_star", "w_star", "sigma_init", "tokens")}

@@ -14,9 +14,9 @@ from torch.nn.functional import cross_entropy
 from transformer_lens import HookedRootModule
 
 from stagelens import Prediction, Schedule, Task, TaskConfig
-from stagelens.config import Config
+from stagelens.base import generator
+from stagelens.experiments import Config
 from stagelens.models import build_transformer
-from stagelens.seeds import generator
 from stagelens_rich.corpus import PYTHON, WIKITEXT, Corpus, load_corpus
 from stagelens_rich.ngrams import ngram_losses
 

@@ -6,10 +6,8 @@ from collections.abc import Iterable, Mapping
 
 import numpy as np
 
-from stagelens import Claim
-from stagelens.claims import Check, in_every_seed, ordered, reached, reported
-from stagelens.lab import Lab
-from stagelens.timeline import Timeline
+from stagelens import Check, Claim, Timeline
+from stagelens.claims import Lab, in_every_seed, ordered, reached, reported
 from stagelens_rich.text_probes import Floats, half_time
 
 FIGURE = "B.1, Fig. 2"

@@ -7,12 +7,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from matplotlib.figure import Figure
 
-from stagelens.figures import draw_predictions
-from stagelens.figures.style import grid, headline, line_style
+from stagelens.figures import draw_predictions, grid, headline, line_style
 from stagelens_rich.text_probes import half_time
 
 if TYPE_CHECKING:
-    from stagelens.runs import Run
+    from stagelens import Run
 
 NORMS = {"p": "‖p‖", "kq": "‖(W_K, W_Q)‖"}
 

@@ -9,8 +9,7 @@ import torch
 from numpy.typing import NDArray
 
 from stagelens import Probe, Reading
-from stagelens.probing import Reduced
-from stagelens.scene import Scene
+from stagelens.recording import Reduced, Scene
 from stagelens_probes.norms import norm, row_norms
 
 SLOPE = ".attn.alibi_slope"

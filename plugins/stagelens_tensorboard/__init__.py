@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from stagelens import Reading, Run, hookimpl
-from stagelens.errors import UsageError
+from stagelens.base import UsageError
 
 try:
     from torch.utils.tensorboard import SummaryWriter

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from stagelens import Reading, Run, hookimpl
-from stagelens.errors import UsageError
+from stagelens.base import UsageError
 
 try:
     import wandb

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from stagelens import hookimpl
-from stagelens.lazy import ProbeRef
+from stagelens import ProbeRef, hookimpl
 
 PROBES = (
     ProbeRef(

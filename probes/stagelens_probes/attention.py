@@ -7,9 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from stagelens.precision import wide as wide  # the other probes import it from here
-from stagelens.probing import DoesNotApply
-from stagelens.scene import Scene, Site
+from stagelens.recording import DoesNotApply, Scene, Site, wide
 
 PATTERN = "attn.hook_pattern"
 

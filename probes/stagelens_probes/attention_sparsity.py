@@ -8,8 +8,7 @@ import torch
 from torch import Tensor
 
 from stagelens import Probe, Reading
-from stagelens.probing import Reduced, layers, stack_layers
-from stagelens.scene import Scene, Site
+from stagelens.recording import Reduced, Scene, Site, layers, stack_layers
 from stagelens_probes.attention import PATTERN, Weights, visible_weights
 
 

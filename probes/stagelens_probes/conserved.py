@@ -9,8 +9,7 @@ import torch
 from torch import Tensor
 
 from stagelens import Probe, Reading
-from stagelens.probing import Reduced
-from stagelens.scene import Scene
+from stagelens.recording import Reduced, Scene
 
 
 def named_numbers(quantities: Mapping[str, Tensor]) -> tuple[list[str], Tensor]:

@@ -9,10 +9,8 @@ import torch
 from torch import Tensor
 
 from stagelens import Probe, Reading
-from stagelens.probing import Reduced
-from stagelens.scene import Scene
-from stagelens.seeds import generator
-from stagelens_probes.attention import wide
+from stagelens.base import generator
+from stagelens.recording import Reduced, Scene, wide
 from stagelens_probes.norms import norm
 
 MOST_PRODUCTS = 100

@@ -8,9 +8,7 @@ import torch
 from torch import Tensor
 
 from stagelens import Probe, Reading
-from stagelens.probing import Reduced
-from stagelens.scene import Scene
-from stagelens_probes.attention import wide
+from stagelens.recording import Reduced, Scene, wide
 from stagelens_probes.norms import joint_norm, norm
 
 

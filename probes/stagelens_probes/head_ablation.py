@@ -9,9 +9,7 @@ import torch
 from torch import Tensor
 
 from stagelens import Probe, Reading
-from stagelens.precision import wide
-from stagelens.probing import Omitted, Reduced, layers, stack_layers
-from stagelens.scene import Scene, Site
+from stagelens.recording import Omitted, Reduced, Scene, Site, layers, stack_layers, wide
 
 HEAD_OUTPUT = "attn.hook_z"  # [batch, position, head, d_head]
 ONE_SEQUENCE = (

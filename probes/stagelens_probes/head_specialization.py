@@ -10,9 +10,8 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from stagelens import Probe, Reading
-from stagelens.errors import UsageError
-from stagelens.probing import DoesNotApply, Reduced, layers, stack_layers
-from stagelens.scene import Scene, Site
+from stagelens.base import UsageError
+from stagelens.recording import DoesNotApply, Reduced, Scene, Site, layers, stack_layers
 from stagelens_probes.attention import PATTERN, Weights, visible_weights
 from stagelens_probes.attention_sparsity import layer_sparsity
 

@@ -10,9 +10,8 @@ from torch import Tensor
 from transformer_lens import FactoredMatrix
 
 from stagelens import Probe, Reading
-from stagelens.probing import DoesNotApply, Omitted, layers, stack_layers
-from stagelens.scene import Scene, Site
-from stagelens_probes.attention import PATTERN, normalized, wide
+from stagelens.recording import DoesNotApply, Omitted, Scene, Site, layers, stack_layers, wide
+from stagelens_probes.attention import PATTERN, normalized
 from stagelens_probes.next_token import scored_losses
 from stagelens_probes.repeats import (
     FEWEST_TOKENS,

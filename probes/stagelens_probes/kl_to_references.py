@@ -9,10 +9,8 @@ import torch
 from torch import Tensor
 
 from stagelens import Probe, Reading
-from stagelens.errors import UsageError
-from stagelens.probing import DoesNotApply, Reduced
-from stagelens.scene import Scene
-from stagelens_probes.attention import wide
+from stagelens.base import UsageError
+from stagelens.recording import DoesNotApply, Reduced, Scene, wide
 
 MOST_KEPT = 2**20  # numbers of a reference predictor's answer
 

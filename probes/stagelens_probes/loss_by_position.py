@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from stagelens import Probe, Reading
-from stagelens.probing import Reduced
-from stagelens.scene import Scene
+from stagelens.recording import Reduced, Scene
 from stagelens_probes.next_token import no_next_token, scored_losses
 
 

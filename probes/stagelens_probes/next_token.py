@@ -10,9 +10,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
-from stagelens.probing import DoesNotApply
-from stagelens.scene import Scene
-from stagelens_probes.attention import is_causal, wide
+from stagelens.recording import DoesNotApply, Scene, wide
+from stagelens_probes.attention import is_causal
 
 AGREE = {torch.float64: 1e-6, torch.float32: 1e-4}  # relative; 2e-2 in half precision
 

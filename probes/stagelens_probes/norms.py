@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.linalg import vector_norm
 
-from stagelens_probes.attention import wide
+from stagelens.recording import wide
 
 
 def norm(tensor: Tensor) -> Tensor:

@@ -9,9 +9,7 @@ import torch
 from torch import Tensor
 
 from stagelens import Probe, Reading
-from stagelens.probing import Reduced, layers, stack_layers
-from stagelens.scene import Scene, Site
-from stagelens_probes.attention import wide
+from stagelens.recording import Reduced, Scene, Site, layers, stack_layers, wide
 
 KEYS, QUERIES = "attn.hook_k", "attn.hook_q"
 ROTATED = {KEYS: "attn.hook_rot_k", QUERIES: "attn.hook_rot_q"}  # of models with rotary positions

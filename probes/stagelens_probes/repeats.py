@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from stagelens.seeds import generator
+from stagelens.base import generator
 
 SEQUENCES = 8
 LONGEST = 64  # positions

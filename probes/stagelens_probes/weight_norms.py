@@ -8,8 +8,7 @@ import torch
 from torch import Tensor
 
 from stagelens import Probe, Reading
-from stagelens.probing import Omitted, Reduced
-from stagelens.scene import Scene
+from stagelens.recording import Omitted, Reduced, Scene
 from stagelens_probes.norms import norm, row_norms
 
 HEAD_PARAMETERS = {"W_Q", "W_K", "W_V", "W_O", "b_Q", "b_K", "b_V"}  # TransformerLens' names

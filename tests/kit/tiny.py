@@ -12,7 +12,7 @@ import torch
 from torch.utils._pytree import tree_map_only
 
 import stagelens as sl
-from stagelens.host import Host, make_host
+from stagelens.host.host import Host, make_host
 
 STEPS = 6
 POINTS = 16

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 import stagelens as sl
-from stagelens.host import make_host
-from stagelens.scene import Site
-from stagelens.task import Task
+from stagelens.experiments.task import Task
+from stagelens.host.host import make_host
+from stagelens.recording.context import Site
 
 HOST = make_host()
 TASKS = [task_id for task_id, ref in HOST.tasks if issubclass(ref.load(), Task)]

@@ -12,11 +12,11 @@ import stagelens_linear_icl.claims
 import stagelens_linear_icl.variation_claims
 import stagelens_rich.claims
 from stagelens.claims import Check, at_least, close, equal, ordered, reached, reported
-from stagelens.config import make_config
-from stagelens.flow import Flow
-from stagelens.host import make_host
-from stagelens.lab import Lab
-from stagelens.verifying import choose, verify_claim
+from stagelens.claims.lab import Lab
+from stagelens.claims.verifying import choose, verify_claim
+from stagelens.experiments.config import make_config
+from stagelens.experiments.flow import Flow
+from stagelens.host.host import make_host
 from stagelens_rich.theory import PhaseTimes
 
 PLUGINS = ("markov", "linear-icl", "recall", "rich", "emergence")

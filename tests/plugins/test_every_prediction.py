@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 
 import stagelens as sl
-from stagelens.config import make_config
-from stagelens.host import make_host
-from stagelens.prediction import score
-from stagelens.reading import Reading
-from stagelens.timeline import Timeline, pack
+from stagelens.experiments.config import make_config
+from stagelens.experiments.prediction import score
+from stagelens.host.host import make_host
+from stagelens.timelines.reading import Reading
+from stagelens.timelines.timeline import Timeline, pack
 
 TASKS = dict(make_host().tasks)
 STEPS = np.arange(200.0)

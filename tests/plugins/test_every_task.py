@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from stagelens.host import make_host
+from stagelens.host.host import make_host
 from stagelens.testing import check_task
 
 TASKS = dict(make_host().tasks)

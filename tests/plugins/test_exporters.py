@@ -11,10 +11,10 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from conftest import STAGELENS
 
 import stagelens as sl
-from stagelens.host import make_host
+from conftest import STAGELENS
+from stagelens.host.host import make_host
 
 SMALL = {"steps": 6, "batch_size": 16, "train_size": 0, "eval_size": 8}
 

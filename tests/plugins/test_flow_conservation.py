@@ -5,17 +5,15 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 import stagelens as sl
-from stagelens.flow import integrate
+from stagelens.experiments.flow import integrate
 from stagelens_emergence.flow import ReducedConfig, ReducedFlow
 from stagelens_linear_icl.tasks import LinearFlow, ProblemFlowConfig
 from stagelens_markov.flow import MarkovFlowConfig, RegressionFlow
 from stagelens_recall.flow import GradientFlow, RecallFlowConfig
-from stagelens_recall.theory import conserved as recall_conserved
-from stagelens_recall.theory import head_start
+from stagelens_recall.theory import conserved as recall_conserved, head_start
 from stagelens_rich.flow import RichFlow, RichFlowConfig
 
 EXACT = {"points": 20, "rtol": 1e-11, "atol": 1e-13}

@@ -8,10 +8,10 @@ from copy import deepcopy
 import numpy as np
 import pytest
 import torch
-from probe_models import PositionalToy, next_token_loss, squared_loss, transformer
 
 import stagelens as sl
-from stagelens.lazy import ProbeRef
+from kit.probe_models import PositionalToy, next_token_loss, squared_loss, transformer
+from stagelens.host.references import ProbeRef
 from stagelens_probes import PROBES
 
 NAMES = [ref.name for ref in PROBES]

@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 import scipy.stats
 import torch
-from probe_models import PATTERN, Written, lens_model, measured, refusal, tokens, transformer, written_pattern
 from torch.nn.functional import one_hot
 
 import stagelens as sl
+from kit.probe_models import PATTERN, Written, lens_model, measured, refusal, tokens, transformer, written_pattern
 
 LN2, LN3 = np.log(2), np.log(3)
 

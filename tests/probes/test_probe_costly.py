@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 import scipy.sparse.linalg
 import torch
-from probe_models import PositionalToy, measured, next_token_loss, refusal, squared_loss, tokens, transformer
 from torch import nn
 from torch.nn.functional import cosine_similarity
 from torch.nn.utils import parameters_to_vector
@@ -16,11 +15,12 @@ from transformer_lens import HookedRootModule
 from transformer_lens.hook_points import HookPoint
 
 import stagelens as sl
-from stagelens.batches import eval_batch
-from stagelens.config import make_config
-from stagelens.probing import Omitted
-from stagelens.scene import Site
-from stagelens.training import Training
+from kit.probe_models import PositionalToy, measured, next_token_loss, refusal, squared_loss, tokens, transformer
+from stagelens.experiments.batches import eval_batch
+from stagelens.experiments.config import make_config
+from stagelens.experiments.training import Training
+from stagelens.recording.context import Site
+from stagelens.recording.probes import Omitted
 from stagelens_emergence.regression import Regression
 from stagelens_probes.curvature import extreme_eigenvalues, hessian_operator
 from stagelens_probes.head_ablation import HeadAblation

@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from probe_models import PATTERN, Written, measured, refusal, tokens, transformer, written_pattern
 from scipy.spatial.distance import jensenshannon
 
 import stagelens as sl
+from kit.probe_models import PATTERN, Written, measured, refusal, tokens, transformer, written_pattern
 from stagelens_probes.head_specialization import coverage, overlap
 
 GROUPS = {"recent": sl.Group(offsets=(0, 1)), "first": sl.Group(positions=(0,))}

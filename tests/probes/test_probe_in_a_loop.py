@@ -5,11 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from probe_models import PositionalToy, Written, next_token_loss, tokens, transformer, written_pattern
 
 import stagelens as sl
+from kit.probe_models import PositionalToy, Written, next_token_loss, tokens, transformer, written_pattern
 from stagelens import Probe, Reading
-from stagelens.probing import DoesNotApply
+from stagelens.recording.probes import DoesNotApply
 
 GOOD = "attention_sparsity"
 

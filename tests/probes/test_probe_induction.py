@@ -5,7 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from probe_models import (
+from transformer_lens import FactoredMatrix, HookedTransformer, HookedTransformerConfig
+from transformer_lens.head_detector import detect_head
+
+import stagelens as sl
+from kit.probe_models import (
     PATTERN,
     PositionalToy,
     Written,
@@ -17,12 +21,8 @@ from probe_models import (
     tokens,
     transformer,
 )
-from transformer_lens import FactoredMatrix, HookedTransformer, HookedTransformerConfig
-from transformer_lens.head_detector import detect_head
-
-import stagelens as sl
-from stagelens.batches import eval_batch
-from stagelens.config import make_config
+from stagelens.experiments.batches import eval_batch
+from stagelens.experiments.config import make_config
 from stagelens_markov.tasks import Full
 from stagelens_probes.induction import Induction, copying_scores, icl_score
 from stagelens_probes.repeats import repeated_tokens

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
-from probe_models import Written, measured, tokens, transformer
+from hypothesis import given, settings, strategies as st
+
+from kit.probe_models import Written, measured, tokens, transformer
 
 K, Q, PATTERN = (f"blocks.0.attn.{name}" for name in ("hook_k", "hook_q", "hook_pattern"))
 PROBES = ("attention_sparsity", "head_specialization", "qk_alignment")

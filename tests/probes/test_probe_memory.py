@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import torch
-from probe_models import next_token_loss, tokens, transformer
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 import stagelens as sl
+from kit.probe_models import next_token_loss, tokens, transformer
 
 
 class LiveBytes(TorchDispatchMode):

@@ -5,12 +5,12 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from probe_models import lens_model, measured, next_token_loss, tokens, transformer
-from test_every_probe import NAMES, Everything, recorder_of
 
 import stagelens as sl
-from stagelens.precision import as_trained, full_precision
-from stagelens.probing import Probe
+from kit.probe_models import lens_model, measured, next_token_loss, tokens, transformer
+from probes.test_every_probe import NAMES, Everything, recorder_of
+from stagelens.recording.precision import as_trained, full_precision
+from stagelens.recording.probes import Probe
 
 GROUPS = {"near": sl.Group(offsets=(0, 1)), "far": sl.Group(offsets=tuple(range(2, 10)))}
 HALVES = [torch.bfloat16, torch.float16]

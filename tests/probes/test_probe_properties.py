@@ -12,12 +12,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
-from probe_models import PATTERN, Written, measured, next_token_loss, tokens, transformer
-from test_every_probe import NAMES, Everything
+from hypothesis import given, settings, strategies as st
 
 import stagelens as sl
+from kit.probe_models import PATTERN, Written, measured, next_token_loss, tokens, transformer
+from probes.test_every_probe import NAMES, Everything
 from stagelens_probes import PROBES
 from stagelens_probes.curvature import TOLERANCE
 

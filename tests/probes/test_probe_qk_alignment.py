@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from probe_models import Written, lens_model, measured, refusal, tokens, transformer, written_pattern
 from scipy.linalg import subspace_angles
 
 import stagelens as sl
+from kit.probe_models import Written, lens_model, measured, refusal, tokens, transformer, written_pattern
 from stagelens_probes.qk_alignment import leading_component, leading_rank
 
 K, Q = "blocks.0.attn.hook_k", "blocks.0.attn.hook_q"

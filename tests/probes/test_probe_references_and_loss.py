@@ -5,13 +5,13 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from probe_models import Written, measured, next_token_loss, refusal, squared_loss, tokens, transformer
 from torch.nn.functional import kl_div
 
 import stagelens as sl
-from stagelens.batches import eval_batch
-from stagelens.config import as_settings, make_config
-from stagelens.host import make_host
+from kit.probe_models import Written, measured, next_token_loss, refusal, squared_loss, tokens, transformer
+from stagelens.experiments.batches import eval_batch
+from stagelens.experiments.config import as_settings, make_config
+from stagelens.host.host import make_host
 
 LOGITS = torch.randn(4, 6, 5, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
 REFERENCE = torch.randn(4, 6, 5, dtype=torch.float64, generator=torch.Generator().manual_seed(1)).log_softmax(-1)

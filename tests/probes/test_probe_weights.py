@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from probe_models import PositionalToy, Written, measured, omissions, refusal, squared_loss, tokens, transformer
 
 import stagelens as sl
+from kit.probe_models import PositionalToy, Written, measured, omissions, refusal, squared_loss, tokens, transformer
 
 
 def series(model, batch, name):

@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from kit.tiny import exact_run, task_ids
 
 import stagelens as sl
+from kit.tiny import exact_run, task_ids
 
 FILE = Path(__file__).with_name("golden.npz")
 SEEDS = (0, 1)

@@ -17,6 +17,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 def pin_golden() -> None:
     import torch
+
     from project import golden
 
     torch.set_num_threads(1)

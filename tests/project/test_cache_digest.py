@@ -8,9 +8,9 @@ import sys
 from pathlib import Path
 
 import pytest
-from kit.tiny import task_ids, tiny_settings
 
-from stagelens.lab import NO_PART_IN_RUNS, NO_PART_IN_RUNS_HERE, find_source, run_files
+from kit.tiny import task_ids, tiny_settings
+from stagelens.claims.lab import NO_PART_IN_RUNS, NO_PART_IN_RUNS_HERE, find_source, run_files
 
 # Modules that a run without a report loads although its numbers do not depend on them, each with the reason.
 ALLOWED: dict[str, str] = {}
@@ -18,13 +18,13 @@ ALLOWED: dict[str, str] = {}
 SCRIPT = """
 import json, sys
 import torch
-import stagelens as sl
 from stagelens.host import make_host
+from stagelens.training import run
 
 torch.set_num_threads(1)
 host = make_host()
 for task, settings in json.loads(sys.argv[1]).items():
-    sl.run(task, settings=settings, runs=sys.argv[2], device="cpu", host=host, report=False)
+    run(task, settings=settings, runs=sys.argv[2], device="cpu", host=host)
 ours = {name: module for name, module in sys.modules.items() if name.partition(".")[0].startswith("stagelens")}
 print(json.dumps({name: module.__file__ for name, module in ours.items()}))
 """
@@ -46,7 +46,7 @@ def test_every_module_that_a_run_loads_is_in_the_digest(loaded):
     counted = {file for package in packages for file in run_files(find_source(package))}
     missing = {name for name, file in loaded.items() if file not in counted}
     assert missing == ALLOWED.keys(), (
-        f"runs load {sorted(missing - ALLOWED.keys())}, but the lab's digest leaves them out (stagelens/lab.py): "
+        f"runs load {sorted(missing - ALLOWED.keys())}, but the lab's digest leaves them out (claims/lab.py): "
         "`stagelens verify` would reuse runs that older source made"
     )
 

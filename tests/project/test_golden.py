@@ -7,10 +7,10 @@ import re
 
 import numpy as np
 import pytest
-from kit.tiny import exact_run, host, reported_run, task_ids, tiny_settings
-from project import golden
 
 import stagelens as sl
+from kit.tiny import exact_run, host, reported_run, task_ids, tiny_settings
+from project import golden
 
 HOW = "if the change is meant, run `python tests/project/pin.py golden` and say why in the changelog"
 PINNED = golden.load()

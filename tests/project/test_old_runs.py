@@ -9,11 +9,11 @@ import shutil
 import numpy as np
 import pytest
 import torch
-from kit.tiny import tiny_settings
-from project.write_runs import FOLDER, KEPT, TASK
 
 import stagelens as sl
-from stagelens.runs import catalogue, points_of
+from kit.tiny import tiny_settings
+from project.write_runs import FOLDER, KEPT, TASK
+from stagelens.runs.run import catalogue, points_of
 
 TRAININGS = ("training", "phases", "ensemble-seed0", "ensemble-seed1")
 RUNS = (*TRAININGS, "flow", "killed")
@@ -72,7 +72,7 @@ def test_they_are_compared_by_name_and_a_sweep_by_its_own(old, cli):
 
 @pytest.mark.parametrize("name", TRAININGS)
 def test_the_model_is_the_one_of_the_checkpoint_and_between_two_it_is_replayed(old, name):
-    from stagelens import checkpoint
+    from stagelens.runs import checkpoint
 
     run = sl.load(name, old)
     assert tuple(run.checkpoints) == KEPT

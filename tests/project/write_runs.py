@@ -9,11 +9,10 @@ import signal
 from multiprocessing import get_context
 from pathlib import Path
 
-from kit.tiny import tiny_settings
-
 import stagelens as sl
-from stagelens.documents import load_sealed, save_sealed
-from stagelens.host import make_host
+from kit.tiny import tiny_settings
+from stagelens.base.documents import load_sealed, save_sealed
+from stagelens.host.host import make_host
 
 FOLDER = Path(__file__).with_name("old_runs")
 TASK = "emergence/recall"

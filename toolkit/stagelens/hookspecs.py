@@ -15,12 +15,11 @@ from typing import TYPE_CHECKING
 import pluggy
 
 if TYPE_CHECKING:
-    from stagelens.flow import Flow
-    from stagelens.lazy import ClaimRef, ProbeRef, TaskRef
-    from stagelens.probing import Probe
-    from stagelens.reading import Reading
+    from stagelens.experiments import Flow, Task
+    from stagelens.host import ClaimRef, ProbeRef, TaskRef
+    from stagelens.recording import Probe
     from stagelens.runs import Run
-    from stagelens.task import Task
+    from stagelens.timelines import Reading
 
 PROJECT = "stagelens"
 hookspec = pluggy.HookspecMarker(PROJECT)

@@ -1,4 +1,4 @@
-"""The command line."""
+"""cli: the command line."""
 
 from stagelens.cli.main import main
 

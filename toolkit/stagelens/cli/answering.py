@@ -14,7 +14,7 @@ from stagelens.cli.running import Runs, end_with
 from stagelens.cli.state import State
 
 if TYPE_CHECKING:
-    from stagelens.comparing import Comparison
+    from stagelens.comparing import AlignedRuns
     from stagelens.host import Host
     from stagelens.runs import Run
 
@@ -74,8 +74,7 @@ def compare(
 
     Example: stagelens compare RUN1 RUN2 --align stage -o both.png
     """
-    from stagelens.comparing import check_suffix
-    from stagelens.comparing import compare as put_together
+    from stagelens.report import check_suffix, compare as put_together
 
     if to is not None:
         check_suffix(to)
@@ -107,7 +106,7 @@ def report(
 
     Example: stagelens report markov-minimal-quick-seed0
     """
-    from stagelens.errors import UsageError
+    from stagelens.base import UsageError
     from stagelens.report import write_comparison, write_report
 
     if to is not None and to.suffix.lower() not in (".html", ".htm"):
@@ -125,7 +124,7 @@ def report(
     end_with(noted)
 
 
-def show_comparison(comparison: Comparison) -> None:
+def show_comparison(comparison: AlignedRuns) -> None:
     """The table of a comparison as a person wants to see it; a group's spread in brackets."""
     from stagelens.comparing import SPREAD
 
@@ -160,7 +159,7 @@ def _is_file(given: str) -> bool:
 
 def _csv_stages(path: Path, metric: str | None, step: str | None) -> dict[str, Any]:
     from stagelens.stages import detect_stages
-    from stagelens.tables import read_curve
+    from stagelens.timelines import read_curve
 
     curve = read_curve(path, metric, step)
     return _answer(curve.metric, "", detect_stages(curve.steps, curve.values))
@@ -168,10 +167,10 @@ def _csv_stages(path: Path, metric: str | None, step: str | None) -> dict[str, A
 
 def _run_stages(name: str, metric: str | None, step: str | None, runs: Path | None) -> dict[str, Any]:
     """The stages of one curve of a run; the answer states the rule by which several numbers per step became one."""
-    from stagelens.curves import one_curve
-    from stagelens.errors import UsageError
-    from stagelens.members import Members
+    from stagelens.base import UsageError
+    from stagelens.comparing import Members
     from stagelens.runs import load
+    from stagelens.timelines import one_curve
 
     if step is not None:
         raise UsageError(f"--step {step} names a column of a csv file, and {name!r} is none; leave it out for a run")

@@ -25,7 +25,7 @@ def new_plugin(
 
     Example: stagelens new-plugin my-paper && pip install -e my-paper && stagelens run my-paper
     """
-    from stagelens.skeleton import write_plugin
+    from stagelens.cli.skeleton import write_plugin
 
     state: State = context.obj
     files = write_plugin(name, into, {plugin.name for plugin in state.host.plugins})

@@ -25,8 +25,7 @@ def runs_(runs: Runs = None, json: Json = False) -> None:
 
     Example: stagelens runs
     """
-    from stagelens.defects import defects_in
-    from stagelens.runs import catalogue, runs_folder
+    from stagelens.runs import catalogue, defects_in, runs_folder
 
     found = catalogue(runs)
     wrong = defects_in(runs_folder(runs))
@@ -90,8 +89,8 @@ def export(
 
     Example: stagelens export RUN --format csv
     """
-    from stagelens.export import export as write
     from stagelens.runs import load
+    from stagelens.timelines import export as write
 
     path = write(load(run, runs), format, to)
     if json:

@@ -97,7 +97,7 @@ def doctor(context: typer.Context, json: Json = False) -> None:
 
     Example: stagelens doctor
     """
-    from stagelens.doctor import examine
+    from stagelens.cli.doctor import examine
 
     state: State = context.obj
     findings = examine(state.plugin_dirs)

@@ -8,11 +8,10 @@ from typing import Annotated
 
 import typer
 
+from stagelens.base import StagelensError, within_memory
 from stagelens.cli import output
 from stagelens.cli.group import Group
 from stagelens.cli.state import State
-from stagelens.errors import StagelensError
-from stagelens.memory import within_memory
 
 app = typer.Typer(
     name="stagelens",
@@ -56,8 +55,8 @@ def setup(
 ) -> None:
     allowed = allow or ([] if no_plugins else None)
     if allowed is not None:
-        from stagelens.discovery import ALLOW
-        from stagelens.executors.local import environment
+        from stagelens.base import environment
+        from stagelens.host import ALLOW
 
         context.with_resource(environment({ALLOW: ",".join(allowed)}))  # also for the processes of this one
     context.obj = State(plugin_dir or [], allowed)

@@ -43,7 +43,8 @@ def probe(
     wanted = probes.split(",") if probes else None
     for known in wanted or []:
         state.host.probes[known]  # a wrong name is told before anything heavy is imported
-    from stagelens.series import find_series, load_batch, probe_series
+    from stagelens.api import probe_series
+    from stagelens.training import find_series, load_batch
 
     series = find_series(checkpoints, every=every, first=first, last=last)
     series.batch = str(batch or "")

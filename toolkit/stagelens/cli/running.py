@@ -9,17 +9,16 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from stagelens.base import UsageError
 from stagelens.cli import output
 from stagelens.cli.listing import Json
 from stagelens.cli.main import app
 from stagelens.cli.state import State
-from stagelens.errors import UsageError
-from stagelens.lazy import importing
+from stagelens.host import importing
 
 if TYPE_CHECKING:
-    from stagelens.ensemble import Ensemble
-    from stagelens.running import Progress
     from stagelens.runs import Run
+    from stagelens.training import Ensemble, Progress
 
 Runs = Annotated[
     Path | None, typer.Option(metavar="DIR", help="The folder of runs (default: $STAGELENS_RUNS or 'runs').")
@@ -78,7 +77,7 @@ def run(
         _run_seeds(state, task, range(seed, seed + seeds), json, **shared)
         return
     with importing():
-        from stagelens.running import run as run_task
+        from stagelens.api import run as run_task
 
     with progress_bar(f"{task} seed {seed}") as progress:
         done = run_task(
@@ -109,7 +108,7 @@ def run(
 def _run_seeds(state: State, task: str, seeds: range, json: bool, **options: Any) -> None:
     """The seeds as an ensemble: one page and one table for all; `stagelens report RUN` writes the page of one."""
     with importing():
-        from stagelens.ensemble import run_ensemble
+        from stagelens.api import run_ensemble
 
     with progress_bar(f"{task} seeds {seeds[0]}..{seeds[-1]}") as progress:
         done = run_ensemble(task, seeds=seeds, host=state.host, progress=progress, **options)
@@ -127,11 +126,11 @@ def _show_seeds(done: Ensemble) -> None:
     """The problems of the runs, their comparison, and where they are."""
     from stagelens.cli.answering import show_comparison
     from stagelens.cli.inspecting import show_problems
-    from stagelens.comparing import compare
+    from stagelens.comparing import align_runs
 
     show_problems(done)
     if done.page is not None:
-        show_comparison(compare([run for run in done if len(run.timeline.steps)]))
+        show_comparison(align_runs([run for run in done if len(run.timeline.steps)]))
         output.say("\n".join(["", *(str(run.folder) for run in done), str(done.page)]))
 
 

@@ -16,7 +16,7 @@ from stagelens.cli.running import INTERRUPTED, Runs, end_with
 from stagelens.cli.state import State
 
 if TYPE_CHECKING:
-    from stagelens.sweeping import Sweep, SweepPlan, Tally, Watch
+    from stagelens.sweeps import Sweep, SweepPlan, Tally, Watch
 
 SHOWN = 40  # rows of the table that a person is shown
 
@@ -74,9 +74,9 @@ def sweep(
 
     Example: stagelens sweep recall/flow --grid order=3,4,5 --grid responses=4:16:4 --measure transition1 --fit order
     """
-    from stagelens.executors import cores, make_executor
-    from stagelens.measures import parse_measure
-    from stagelens.sweeping import check_columns, execute, gather, parse_columns, plan_sweep
+    from stagelens.base import cores
+    from stagelens.sweeps import check_columns, execute, gather, parse_columns, parse_measure, plan_sweep
+    from stagelens.sweeps.executors import make_executor
 
     state: State = context.obj
     measures = [parse_measure(text) for text in measure or ["loss:final"]]
@@ -126,7 +126,7 @@ def sweep(
 
 def _show_plan(plan: SweepPlan, workers: int, json: bool) -> None:
     """The points, which of them are there, and how long the others will take."""
-    from stagelens.estimating import estimate
+    from stagelens.sweeps import estimate
 
     guess = estimate(plan, workers)
     rows = [point.settings | {"seed": point.seed, "status": plan.status(point)} for point in plan.points]

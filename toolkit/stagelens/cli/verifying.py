@@ -9,17 +9,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from stagelens.base import unknown
 from stagelens.cli import output
 from stagelens.cli.listing import Json
 from stagelens.cli.main import app
 from stagelens.cli.running import INTERRUPTED
 from stagelens.cli.state import State
-from stagelens.errors import unknown
 
 if TYPE_CHECKING:
-    from stagelens.claims import Check, Result
-    from stagelens.lab import Watch
-    from stagelens.verifying import Chosen
+    from stagelens.claims import Check, Chosen, Result, Watch
 
 
 @app.command()
@@ -54,9 +52,7 @@ def verify(
 
     Example: stagelens verify markov --claim M1 --seeds 5
     """
-    from stagelens.claims import BUDGETS
-    from stagelens.verifying import choose
-    from stagelens.verifying import verify as verify_claims
+    from stagelens.claims import BUDGETS, choose, verify as verify_claims
 
     state: State = context.obj
     if budget not in BUDGETS:
@@ -100,8 +96,7 @@ def verify(
 
 def _workers() -> int:
     """One for each core; an accelerator is not shared."""
-    from stagelens.device import resolve_device
-    from stagelens.executors import cores
+    from stagelens.base import cores, resolve_device
 
     return cores() if resolve_device("auto").type == "cpu" else 1
 

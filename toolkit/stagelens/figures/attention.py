@@ -27,7 +27,7 @@ Maps = dict[int, "np.ndarray[Any, np.dtype[np.float64]]"]
 
 def attention_figure(run: Run, moments: int = 6) -> Figure | None:
     """Mean attention maps at the stages' ends: a row per head (and layer), a column per moment."""
-    from stagelens.task import Task
+    from stagelens.experiments import Task
 
     if not isinstance(run.experiment, Task) or not run.checkpoints:
         return None
@@ -92,8 +92,8 @@ def _composite_figure(run: Run, chosen: dict[int, str], maps: list[Maps]) -> Fig
 
 def attention_maps(run: Run, step: int) -> Maps:
     """The mean attention pattern of each layer at `step`, [head, query, key], on the evaluation batch."""
-    from stagelens import Recorder
-    from stagelens.batches import eval_batch
+    from stagelens.experiments import eval_batch
+    from stagelens.recording import Recorder
 
     task: Any = run.experiment
     recorder = Recorder(run.model_at(step), [_mean_pattern()], eval_batch(task), task=task)
@@ -105,8 +105,8 @@ def attention_maps(run: Run, step: int) -> Maps:
 
 def _mean_pattern() -> Any:
     """A probe with one reading per layer, [head, query, key]; layers may differ in all three."""
-    from stagelens import Probe, Reading
-    from stagelens.probing import layers
+    from stagelens.recording import Probe, layers
+    from stagelens.timelines import Reading
 
     class MeanPattern(Probe):
         name = "mean_pattern"

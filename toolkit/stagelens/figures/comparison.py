@@ -9,17 +9,17 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MultipleLocator
 
-from stagelens.errors import UsageError
+from stagelens.base import UsageError
 from stagelens.figures.style import grid, line_style, styled
 
 MOST_PANELS = 60  # a picture of more is too tall to read
 
 if TYPE_CHECKING:
-    from stagelens.comparing import Comparison, Curve
-    from stagelens.curves import SeriesCurve
+    from stagelens.comparing import AlignedRuns, Curve
+    from stagelens.timelines import SeriesCurve
 
 
-def comparison_figure(comparison: Comparison) -> Figure:
+def comparison_figure(comparison: AlignedRuns) -> Figure:
     """The curves of `comparison`: middle as a line, spread over seeds as a band, each seed as a hairline."""
     from stagelens.comparing import SPREAD
 
@@ -68,7 +68,7 @@ def _draw_curve(axis: Axes, curve: Curve, look: dict[str, Any]) -> None:
             axis.plot(x, values, color=look["color"], lw=0.5, alpha=0.6, zorder=1.5)
 
 
-def _mark_transitions(axis: Axes, comparison: Comparison) -> None:
+def _mark_transitions(axis: Axes, comparison: AlignedRuns) -> None:
     """Thin lines at the transitions: the whole numbers when aligned by stage, else each run's own."""
     if comparison.align == "stage":
         last = max(len(m.transitions) for group in comparison.groups for m in group.members)
@@ -82,7 +82,7 @@ def _mark_transitions(axis: Axes, comparison: Comparison) -> None:
                 axis.axvline(place, **line_style(index) | {"lw": 0.6, "alpha": 0.5, "zorder": 0})
 
 
-def _fit_x_axis(axis: Axes, comparison: Comparison) -> None:
+def _fit_x_axis(axis: Axes, comparison: AlignedRuns) -> None:
     """A log axis where the stages of every run were found on one, from the first place above zero."""
     axis.margins(x=0.01)
     positive = [x for curve in comparison.curves for places, _ in curve.seeds for x in places if x > 0]

@@ -11,14 +11,13 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.ticker import MaxNLocator
 
-from stagelens.errors import StagelensError
-from stagelens.events import places
+from stagelens.base import StagelensError, noting
 from stagelens.figures.labels import name_above, name_beside, name_times
 from stagelens.figures.style import LEVEL, THEORY, TIME, line_style
-from stagelens.problems import noting
+from stagelens.timelines import places
 
 if TYPE_CHECKING:
-    from stagelens.prediction import Prediction
+    from stagelens.experiments import Prediction
     from stagelens.runs import Run
 
 MOST_IN_LEGEND = 8

@@ -17,8 +17,8 @@ from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.figure import Figure
 from matplotlib.text import Text
 
-from stagelens.files import writing
-from stagelens.palette import COLOURS, DASHES
+from stagelens.base import writing
+from stagelens.figures.palette import COLOURS, DASHES
 
 __all__ = ["COLOURS", "DASHES", "LEVEL", "THEORY", "TIME", "line_style", "save", "styled"]
 

@@ -10,14 +10,13 @@ import numpy as np
 from matplotlib.figure import Figure
 from matplotlib.ticker import NullFormatter
 
+from stagelens.figures.palette import COLOURS
 from stagelens.figures.style import THEORY, line_style, save, styled
-from stagelens.palette import COLOURS
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-    from stagelens.laws import Law
-    from stagelens.sweeping import Sweep
+    from stagelens.sweeps import Law, Sweep
 
 MOST_LINES = 8  # combinations of the other keys that are drawn apart
 MOST_TICKS = 5
@@ -25,7 +24,7 @@ MARKERS = "osD^vP*X"
 CENSORED: Any = {"marker": 10, "mfc": "none", "mec": "0.35", "ls": "none", "ms": 8}  # a caret: it lies above
 
 
-def write_figures(swept: Sweep, folder: Path) -> None:
+def write_sweep_figures(swept: Sweep, folder: Path) -> None:
     """Draws the sweep's pictures into `folder` as png and svg; those of an earlier law are taken away."""
     for old in folder.glob("*.*"):
         old.unlink()

@@ -24,7 +24,7 @@ from stagelens.figures.drawing import (
 )
 from stagelens.figures.labels import legend_beside
 from stagelens.figures.style import COLOURS, DASHES, grid, headline, make_room
-from stagelens.reading import CHANCE, is_companion
+from stagelens.timelines import CHANCE, is_companion
 
 if TYPE_CHECKING:
     from stagelens.runs import Run

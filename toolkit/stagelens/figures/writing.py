@@ -8,11 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 from matplotlib.figure import Figure
 
-from stagelens.errors import EnvironmentFault
+from stagelens.base import EnvironmentFault, noting
 from stagelens.figures.attention import attention_figure
 from stagelens.figures.style import save, styled
 from stagelens.figures.timelines import loss_figure, probes_figure, specialization_figure
-from stagelens.problems import noting
 
 if TYPE_CHECKING:
     from stagelens.runs import Run

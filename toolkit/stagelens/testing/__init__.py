@@ -1,4 +1,4 @@
-"""Checks for the tests of plugin authors: what every task, probe and claim must do, in one call each.
+"""testing: checks for the tests of plugin authors, what every task, probe and claim must do, in one call each.
 
     from stagelens.testing import check_claim, check_probe, check_task
 

@@ -5,11 +5,8 @@ from __future__ import annotations
 import tempfile
 from pathlib import Path
 
-from stagelens.claims import Claim, Result
-from stagelens.host import Host, make_host
-from stagelens.lab import Lab
-from stagelens.lazy import ClaimRef
-from stagelens.verifying import Chosen, verify_claim
+from stagelens.claims import Chosen, Claim, Lab, Result, verify_claim
+from stagelens.host import ClaimRef, Host, make_host
 
 
 def check_claim(

@@ -11,9 +11,8 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from stagelens.batches import move
-from stagelens.seeds import derive, generator, untouched_rng
-from stagelens.task import Task
+from stagelens.base import derive, generator, untouched_rng
+from stagelens.experiments import Task, move
 
 META = "meta"  # the device of tensors that have a shape and no numbers: an accelerator that every machine has
 MOVES = (torch.ops.aten._to_copy.default, torch.ops.aten.copy_.default)

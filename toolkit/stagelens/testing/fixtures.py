@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from stagelens.claims import Lab
 from stagelens.host import Host, make_host
-from stagelens.lab import Lab
 
 
 @pytest.fixture(scope="session")

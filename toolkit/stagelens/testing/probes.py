@@ -7,11 +7,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from stagelens.guard import ModelChanged
-from stagelens.probing import Probe
-from stagelens.reading import Reading, is_companion
-from stagelens.recorder import Recorder
-from stagelens.task import Batch, Task
+from stagelens.experiments import Batch, Task
+from stagelens.recording import ModelChanged, Probe, Recorder
+from stagelens.timelines import Reading, is_companion
 
 if TYPE_CHECKING:
     from transformer_lens import HookedRootModule

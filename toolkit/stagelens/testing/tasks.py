@@ -12,17 +12,22 @@ import numpy as np
 import torch
 from torch.utils._pytree import tree_leaves
 
-from stagelens import checkpoint
-from stagelens.batches import eval_batch
-from stagelens.config import as_settings, make_config, validate
-from stagelens.experiment import Experiment
-from stagelens.flow import Flow, integrate
-from stagelens.prediction import Prediction
-from stagelens.recorder import Recorder
-from stagelens.seeds import generator, untouched_rng
-from stagelens.task import Task
+from stagelens.base import generator, untouched_rng
+from stagelens.experiments import (
+    Experiment,
+    Flow,
+    Prediction,
+    Task,
+    Training,
+    as_settings,
+    eval_batch,
+    integrate,
+    make_config,
+    validate,
+)
+from stagelens.recording import Recorder
+from stagelens.runs import checkpoint
 from stagelens.testing.devices import check_task_device
-from stagelens.training import Training
 
 
 def check_task(

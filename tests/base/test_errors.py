@@ -1,0 +1,17 @@
+"""Errors that a person reads."""
+
+from __future__ import annotations
+
+from stagelens.base.errors import EnvironmentFault, StagelensError, UsageError, unknown
+
+
+def test_the_nearest_name_is_offered_only_where_there_is_one():
+    assert str(unknown("probe", "curvture", ["curvature", "gradient"])) == (
+        "unknown probe 'curvture' (did you mean 'curvature'?); known: curvature, gradient"
+    )
+    assert str(unknown("run", "xyz", ["curvature"], "look there")) == "unknown run 'xyz'; known: curvature; look there"
+    assert str(unknown("run", "xyz", [])) == "unknown run 'xyz'; none is known"
+
+
+def test_a_mistake_ends_with_2_and_the_machines_fault_with_1():
+    assert (UsageError.exit_code, EnvironmentFault.exit_code, StagelensError.exit_code) == (2, 3, 1)

@@ -1,0 +1,153 @@
+"""Figures: names and legends that run into nothing, axes that do not show rounding, and maps that can be seen."""
+
+from __future__ import annotations
+
+from itertools import combinations
+
+import numpy as np
+import pytest
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.text import Text
+
+from kit.written_runs import STEPS, staircase, write_run
+from stagelens import Prediction
+from stagelens.figures import drawing, loss_figure, probes_figure, styled, timelines
+from stagelens.figures.attention import NARROWEST, _panel, composite
+from stagelens.figures.labels import legend_beside, legend_row, name_beside, spread
+from stagelens.figures.style import COLOURS, MOST_LETTERS, grid, headline, make_room, save
+
+LOSS = staircase(STEPS, (200, 600), (3.0, 2.0, 1.0))
+LEVELS = [3.0, 2.0, 1.2, 1.15, 1.1, 1.05, 1.0]
+
+
+@pytest.fixture
+def panel():
+    """A figure of one panel, and the panel."""
+    with styled():
+        figure, ((axis,),) = grid((1, 1), (4.0, 1.7), (0.0, 0.0), (0.7, 0.15, 0.6, 0.5))
+        yield figure, axis
+
+
+def boxes(figure, things):
+    """Where each of `things` is on the canvas; of a name, its words without the line that leads to them."""
+    renderer = FigureCanvasAgg(figure).get_renderer()
+    places = []
+    for thing in things:
+        place = thing.get_window_extent(renderer)  # a name is put into place by this
+        places.append(Text.get_window_extent(thing, renderer) if isinstance(thing, Text) else place)
+    return places
+
+
+def overlapping(figure, things):
+    return sum(one.overlaps(other) for one, other in combinations(boxes(figure, things), 2))
+
+
+@pytest.mark.parametrize("places", [[0.5], [0.1, 0.5, 0.9], [0.5, 0.5, 0.5], [0.0, 0.01, 0.02], [0.97, 0.98, 1.0]])
+def test_places_are_spread_and_stay_inside(places):
+    moved = spread(places, 0.1)
+    assert (np.diff(moved) >= 0.1 - 1e-12).all() and moved.min() >= -1e-12 and moved.max() <= 1 + 1e-12
+
+
+def test_places_move_as_little_as_may_be():
+    assert spread([0.1, 0.5, 0.9], 0.1) == pytest.approx([0.1, 0.5, 0.9])
+    assert spread([0.5, 0.5], 0.1) == pytest.approx([0.45, 0.55])  # each half of the way
+    assert spread([], 0.1).size == 0
+    crowded = spread(np.linspace(0.4, 0.6, 8), 0.2)  # more than fits: evenly beyond both ends
+    assert np.diff(crowded) == pytest.approx(np.full(7, 0.2))
+
+
+def test_names_of_near_levels_do_not_run_into_each_other(panel):
+    figure, axis = panel
+    axis.plot(STEPS, LOSS)
+    name_beside(axis, [(level, f"level {level}") for level in LEVELS])
+    assert [text.get_text() for text in axis.texts] == [f"level {level}" for level in sorted(LEVELS)]
+    assert not overlapping(figure, axis.texts)
+
+
+def test_a_legend_beside_a_panel_crosses_neither_lines_nor_names(panel):
+    figure, axis = panel
+    for number in range(3):
+        axis.plot(STEPS, LOSS + number, label=f"line {number}")
+    names = ["a level of a long name", "another"]
+    name_beside(axis, list(zip((1.5, 3.0), names, strict=True)))
+    make_room(figure, legend_beside(axis, names))
+    headline(figure, "a headline")
+    (legend, *texts) = boxes(figure, [axis.get_legend(), *axis.texts])
+    inside = axis.get_window_extent()
+    assert legend.x0 > inside.x1 and not any(legend.overlaps(text) for text in texts)
+    assert legend.x1 <= figure.bbox.x1 and all(text.x1 <= figure.bbox.x1 for text in texts)
+    assert inside.width == pytest.approx(4.0 * figure.dpi)
+
+
+def test_of_many_lines_a_legend_names_theory_alone(panel):
+    _, axis = panel
+    for number in range(20):
+        axis.plot(STEPS, LOSS + number, label=f"line {number}")
+    axis.plot(STEPS, LOSS, label="theory: Eq. 1")
+    legend_beside(axis)
+    assert [text.get_text() for text in axis.get_legend().get_texts()] == ["theory: Eq. 1"]
+
+
+def test_a_row_of_legends_stands_between_headline_and_panels():
+    with styled():
+        figure, axes = grid((1, 2), (2.0, 1.5), (0.3, 0.0), (0.6, 0.2, 0.9, 0.5))
+        for number, axis in enumerate(axes[0]):
+            axis.plot(STEPS, LOSS, label=f"line {number}")
+            axis.set_title("panel")
+        legend_row(figure, *axes[0])
+        headline(figure, "a headline")
+        assert [text.get_text() for text in figure.legends[0].get_texts()] == ["line 0", "line 1"]
+        assert not overlapping(figure, [figure.legends[0], figure._suptitle, axes[0, 0].title, axes[0, 1].title])
+
+
+@pytest.mark.parametrize("size", [1.0, -40.0, 1e-9, 3e6])
+def test_an_axis_does_not_show_the_rounding_of_a_constant(tmp_path, size):
+    noise = 1e-13 * np.random.default_rng(0).normal(size=len(STEPS))
+    made = write_run(tmp_path, "a", {"loss": LOSS, "p/constant": size * (1 + noise)})
+    with styled():
+        (axis,) = [axis for axis in probes_figure(made).axes if axis.lines]
+    low, high = axis.get_ylim()
+    assert high - low > 0.09 * abs(size) and low < size < high
+
+
+def test_an_axis_shows_what_is_more_than_rounding(tmp_path):
+    made = write_run(tmp_path, "a", {"loss": LOSS, "p/nearly": 1 + 1e-3 * STEPS / STEPS[-1]})
+    with styled():
+        (axis,) = [axis for axis in probes_figure(made).axes if axis.lines]
+    assert np.ptp(axis.get_ylim()) == pytest.approx(1.1e-3, rel=0.01)
+
+
+def test_every_level_is_named_and_the_legend_says_where_it_comes_from(tmp_path, monkeypatch):
+    theory = [Prediction(f"L_{m}", "level", level, "Eq. 5") for m, level in enumerate(LEVELS)]
+    theory += [Prediction(f"drop {n}", "time", time, f"Eq. {n}") for n, time in ((38, 210.0), (43, 590.0))]
+    for module in (drawing, timelines):
+        monkeypatch.setattr(module, "predictions_of", lambda run: theory)
+    made = write_run(tmp_path, "a", {"loss": LOSS, "train_loss": LOSS})
+    with styled():
+        figure = loss_figure(made)
+        axis = figure.axes[0]
+        labels = [text.get_text() for text in axis.get_legend().get_texts()]
+        assert "theory: levels (Eq. 5)" in labels and "theory: times (Eq. 38, Eq. 43)" in labels
+        assert {f"L_{m}" for m in range(len(LEVELS))} <= {text.get_text() for text in axis.texts}
+        assert all(box.x1 <= figure.bbox.x1 for box in boxes(figure, [*axis.texts, axis.get_legend()]))
+
+
+def test_a_map_of_one_query_is_high_enough_to_be_seen():
+    assert _panel(1, 32)[1] == NARROWEST and _panel(16, 16) == (1.45, 1.45)
+
+
+def test_heads_darken_a_map_on_one_scale():
+    even, sharp = np.full((2, 1, 4), 0.25), np.zeros((2, 1, 4))
+    sharp[0, 0, 0] = 1.0
+    colour = np.array([int(COLOURS[0][i : i + 2], 16) / 255 for i in (1, 3, 5)])
+    assert composite(sharp, 1.0)[0, 0] == pytest.approx(colour) and composite(sharp, 1.0)[0, 1] == pytest.approx(1.0)
+    assert composite(even, 1.0).min() > 0.5 > composite(even).min()  # by its own largest it looks sharp
+
+
+def test_a_text_that_no_picture_has_room_for_is_cut(panel, tmp_path):
+    figure, axis = panel
+    headline(figure, "x" * 1_000_000)
+    axis.set_title("as it is")
+    save(figure, tmp_path / "figure.svg")
+    drawn = (tmp_path / "figure.svg").read_text()
+    assert "as it is" in drawn and f">{'x' * (MOST_LETTERS - 1)}…<" in drawn

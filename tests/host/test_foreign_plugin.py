@@ -1,0 +1,61 @@
+"""A plugin of twenty lines in a foreign folder gets everything that the built-in ones get."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+
+import pytest
+
+from conftest import STAGELENS
+
+PLUGIN = """
+import torch
+import stagelens as sl
+from stagelens.models import build_transformer
+
+class Copy(sl.Task):
+    id, title, presets = "foreign/copy", "repeat", {"quick": {"steps": 6, "batch_size": 4, "eval_size": 4}}
+
+    def build_model(self):
+        return build_transformer(n_layers=2, n_heads=2, d_model=8, n_ctx=8, d_vocab=5, d_mlp=8, seed=self.seed)
+
+    def sample(self, n, generator):
+        return torch.randint(5, (n, 4), generator=generator).repeat(1, 2)
+
+    def loss(self, model, batch):
+        return torch.nn.functional.cross_entropy(model(batch)[:, :-1].flatten(0, 1), batch[:, 1:].flatten())
+
+@sl.probe(hooks="attn.hook_pattern", dims=("head",))
+def first_key(pattern, scene):
+    return pattern[..., 0].mean((0, 2))
+
+@sl.hookimpl
+def stagelens_register_tasks(): return [Copy]
+
+@sl.hookimpl
+def stagelens_register_probes(): return [first_key]
+"""
+
+
+@pytest.mark.slow
+def test_it_runs_with_every_built_in_probe_and_its_own(tmp_path):
+    folder = tmp_path / "somewhere else"
+    folder.mkdir()
+    (folder / "foreign.py").write_text(PLUGIN)
+    command = [*STAGELENS, "--plugin-dir", str(folder)]
+
+    def call(*words):
+        done = subprocess.run([*command, *words, "--json"], capture_output=True, text=True, cwd=tmp_path, timeout=300)
+        assert done.returncode == 0, done.stderr
+        return json.loads(done.stdout)
+
+    probes = {row["name"]: row["readings"] for row in call("probes") if row["plugin"] in ("probes", "foreign")}
+    found = call("run", "foreign", "--probes", ",".join(probes))
+    assert found["task"] == "foreign/copy" and found["status"] == "finished" and not found["problems"]
+    # these two ask for what this task does not name
+    assert set(found["skipped"]) <= {"kl_to_references", "conserved"}
+    given = {name.partition("/")[0] for name in found["final"] if "/" in name}
+    assert given == probes.keys() - found["skipped"].keys()
+    values = found["final"]["first_key/value"]
+    assert len(values) == 2 and all(len(heads) == 2 and all(0 < v <= 1 for v in heads) for heads in values)

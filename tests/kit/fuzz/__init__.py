@@ -1,0 +1,1 @@
+"""Random words and files for the command line."""

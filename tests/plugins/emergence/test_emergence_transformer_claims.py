@@ -1,0 +1,229 @@
+"""S8 to S12 on runs whose curves are known: they hold where the paper's laws are obeyed, and differ where not."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from stagelens import Reading
+from stagelens.claims.lab import Lab
+from stagelens.experiments.config import make_config
+from stagelens.host.host import make_host
+from stagelens.runs.manifest import Manifest
+from stagelens.runs.run import Run
+from stagelens.runs.store import Store
+from stagelens.timelines.timeline import pack
+from stagelens_emergence import transformer_claims as claims, transformer_figures as figures
+from stagelens_emergence.recall import Recall
+from stagelens_emergence.regression import Regression
+from stagelens_emergence.transformers import plateau_of
+
+KINDS = {"emergence/regression": Regression, "emergence/recall": Recall}
+NEVER, POINTS = 1e9, 80
+
+
+def step_up(steps, at, width):
+    return 1 / (1 + np.exp(np.clip((at - steps) / width, -50, 50)))
+
+
+def regression_length(c, seed):
+    """Steps to a test loss of 0.1: Fig. 3's law, Fig. 13's, and factors for the rest."""
+    length = 3 * c.d**1.29 * (c.T / c.B) ** 0.8 * c.layers**0.06 * c.heads**0.16
+    length /= np.sqrt(c.p**2 * c.d + (1 - c.p) ** 2)
+    length *= 0.5 if c.position == "fixed" else 1.0
+    length *= 6 * c.T**0.3 if c.optimizer == "sgd" else 1.0
+    return length * (1 + 0.02 * seed)
+
+
+def recall_lengths(c, seed):
+    """Steps until half of the answers are right without repetition, and as trained."""
+    length = c.tokens**0.79 * c.pairs**2.25 * (1 + 0.02 * seed)
+    train = length / (c.B or 1.0) / (1 + c.p)
+    too_much = (c.B or 0) >= 4 or c.p >= 0.9
+    return NEVER if too_much else train, train
+
+
+@dataclass(frozen=True)
+class Shelf(Lab):
+    """A lab whose runs are written down instead of trained."""
+
+    regression: object = regression_length
+    recall: object = recall_lengths
+    late: float = 1.0  # how much later than the accuracy the copying attention rises
+
+    def run(self, task, settings=None, seed=0, *, preset=None, probes=None):
+        kind = KINDS[task]
+        given = [f"{key}={value}" for key, value in (settings or {}).items()]
+        config = make_config(kind.Config, kind.presets, preset or self.budget, given)
+        name = f"{task.replace('/', '-')}-{abs(hash((config, seed)))}"
+        if (self.cache / name).exists():
+            return Run(self.cache / name)
+        series, steps = self._regression(config, seed) if kind is Regression else self._recall(config, seed)
+        return write(self.cache / name, task, config, seed, series, steps)
+
+    def _regression(self, config, seed):
+        length = self.regression(config, seed)
+        steps = np.linspace(0, 2 * length if length < NEVER else 1000, POINTS)
+        return {"loss": 0.5 * (1 - step_up(steps, length, length / 100))}, steps
+
+    def _recall(self, config, seed):
+        test, train = self.recall(config, seed)
+        steps = np.linspace(0, 2 * min(test, train), POINTS)
+        rise = step_up(steps, test, train / 50)
+        heads = np.zeros((POINTS, 2, 4))
+        copying, selecting = heads.copy(), heads.copy()
+        copying[:, 0, 1], selecting[:, 1, 2] = step_up(steps, self.late * test, train / 50), rise
+        return {
+            "loss": 2.8 * (1 - rise),
+            "accuracy": 0.05 + 0.95 * rise,
+            "key_value/train_accuracy": 0.05 + 0.95 * step_up(steps, train, train / 50),
+            "key_value/copying": copying,
+            "key_value/selecting": selecting,
+        }, steps
+
+
+def write(folder: Path, task, config, seed, series, steps) -> Run:
+    folder.mkdir(parents=True)
+    Manifest(
+        task=task,
+        plugin="emergence",
+        preset="quick",
+        config=config.model_dump(mode="json"),
+        seed=seed,
+        kind="training",
+        steps=float(steps[-1]),
+        status="finished",
+        versions={},
+    ).save(folder)
+    store = Store(folder)
+    dims = {1: (), 3: ("layer", "head")}
+    store.add(
+        *(
+            pack(float(step), [Reading(name, values[i], dims[values.ndim]) for name, values in series.items()])
+            for i, step in enumerate(steps)
+        )
+    )
+    store.close()
+    return Run(folder)
+
+
+@pytest.fixture(scope="module")
+def shelf(tmp_path_factory):
+    return Shelf(make_host(), tmp_path_factory.mktemp("shelf"), seeds=(0, 1))
+
+
+def differing(claim, lab):
+    return [check.what for check in claim().checks(lab) if not check.holds]
+
+
+@pytest.mark.parametrize("claim", [claims.Laws, claims.Ablations, claims.Emergence, claims.Repetition, claims.Circuit])
+def test_a_claim_holds_where_the_paper_s_laws_are_obeyed(claim, shelf):
+    assert differing(claim, shelf) == []
+
+
+@pytest.mark.parametrize("claim", [claims.Laws, claims.Ablations])
+def test_the_paper_s_own_grid_is_runnable(claim, tmp_path):
+    assert differing(claim, Shelf(make_host(), tmp_path, budget="paper", seeds=(0, 1))) == []
+
+
+def test_the_law_s_exponents_are_those_of_the_runs(shelf):
+    checks = list(claims.Laws().checks(shelf))
+    law = next(check.measured for check in checks if check.what.startswith("the law"))
+    assert "T^0.800" in law
+    assert "d^1.290" in law
+    assert "B^-0.800" in law
+
+
+def test_without_an_effect_of_b_s8_differs_there_alone(tmp_path):
+    def blind(c, seed):
+        return regression_length(c.model_copy(update={"B": 1}), seed) * (1 + 0.001 * c.B)
+
+    found = differing(claims.Laws, Shelf(make_host(), tmp_path, seeds=(0, 1), regression=blind))
+    assert len(found) == 2
+    assert all("B" in what for what in found)
+
+
+def test_a_plateau_without_an_end_is_said_so_and_is_in_no_order(tmp_path):
+    def stuck(c, seed):
+        return NEVER if (c.T, c.d, c.B) == (32, 8, 1) else regression_length(c, seed)
+
+    checks = list(claims.Laws().checks(Shelf(make_host(), tmp_path, seeds=(0, 1), regression=stuck)))
+    in_T = next(check for check in checks if check.what.startswith("plateau at d = 8"))
+    assert in_T.measured[0][-1] == "not by step 1000"
+    assert not in_T.holds
+    assert any("2 censored" in check.what for check in checks)
+
+
+def test_where_no_plateau_ends_there_is_no_law_and_s10_differs(tmp_path):
+    lab = Shelf(make_host(), tmp_path, seeds=(0, 1), recall=lambda c, seed: (NEVER, 100.0))
+    checks = {check.what: check for check in claims.Emergence().checks(lab)}
+    assert not checks["power law in pairs, tokens"].holds
+    assert "10 more are censored" in checks["power law in pairs, tokens"].measured
+
+
+def test_copying_that_lags_behind_differs(tmp_path):
+    found = differing(claims.Circuit, Shelf(make_host(), tmp_path, seeds=(0,), late=1.3))
+    assert found == ["half rises of accuracy, copying and selecting: (last - first) / mean"]
+
+
+def test_a_model_that_does_not_overfit_differs(tmp_path):
+    def perfect(c, seed):
+        _, train = recall_lengths(c, seed)
+        return train, train
+
+    found = differing(claims.Repetition, Shelf(make_host(), tmp_path, seeds=(0,), recall=perfect))
+    assert found == [f"last training accuracy less test accuracy at {name}" for name in ("p = 1", "B = 4")]
+
+
+# --- plateau lengths and figures ---
+
+
+def test_a_plateau_ends_where_d1_says(shelf):
+    run = shelf.run("emergence/regression", {"T": 16, "d": 8})
+    steps, loss = run.timeline.scalar("loss")
+    assert np.interp(plateau_of(run), steps, loss) == pytest.approx(0.1)
+    assert np.interp(plateau_of(run, 0.4), steps, loss) == pytest.approx(0.4)
+    run = shelf.run("emergence/recall", {"pairs": 4})
+    assert np.interp(plateau_of(run, 0.5), *run.timeline.scalar("accuracy")) == pytest.approx(0.5)
+
+
+def lines(figure):
+    return [
+        len([line for line in axis.lines if len(line.get_xdata()) and line.get_ls() != "None"]) for axis in figure.axes
+    ]
+
+
+def grid(lab, task, **keys):
+    """Runs over the product of the values."""
+    points = [{}]
+    for key, values in keys.items():
+        points = [{**point, key: value} for point in points for value in values]
+    return [run for point in points for run in lab.each_seed(task, point).values()]
+
+
+def test_figures_have_a_line_for_each_value(tmp_path):
+    lab = Shelf(make_host(), tmp_path, seeds=(0,))
+    regression, recall = (partial(grid, lab, task) for task in KINDS)
+    plain = regression(T=(8, 16, 32), d=(4, 8))
+    repeated = regression(T=(16,), d=(4, 8), B=(2, 4)) + regression(T=(16,), d=(4, 8), p=(0.2,))
+    assert lines(figures.fig3(plain + repeated)) == [3, 3, 2]
+    assert lines(figures.fig11(plain[:1])) == [2, 0]
+    assert lines(figures.fig13(regression(T=(8,), d=(4, 8), heads=(2, 4), layers=(1, 2)))) == [2, 2]
+    fixed = regression(T=(8, 16), d=(4, 8), position=("fixed",), feature=("true", "false"))
+    assert lines(figures.fig14(plain + fixed)) == [3, 2, 2]
+    assert lines(figures.fig15(regression(T=(8,), d=(4, 8), optimizer=("adam", "sgd")))) == [1, 1]
+    harder = recall(pairs=(3, 4), tokens=(16,)) + recall(pairs=(4,), tokens=(32,))
+    assert lines(figures.fig4(harder, 0.5)) == [2, 2, 2]
+    assert lines(figures.fig5(recall(pairs=(4,), B=(1, 2)) + recall(pairs=(4,), p=(0, 0.5)))) == [3, 2, 3, 2]
+    assert lines(figures.fig17(harder[0])) == [2, 8, 8]
+
+
+def test_a_plateau_without_an_end_is_an_open_triangle(tmp_path):
+    lab = Shelf(make_host(), tmp_path, seeds=(0,), regression=lambda c, seed: NEVER if c.d == 8 else 50.0)
+    figure = figures.fig3(grid(lab, "emergence/regression", T=(8,), d=(4, 8)))
+    open_ones = [line for line in figure.axes[0].lines if line.get_marker() == "^"]
+    assert [list(line.get_xdata()) for line in open_ones] == [[8.0]]

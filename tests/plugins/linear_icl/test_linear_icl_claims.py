@@ -1,0 +1,151 @@
+"""What the claims measure, on curves whose answer is known; the figures; and the registration."""
+
+from __future__ import annotations
+
+import re
+
+import numpy as np
+import pytest
+
+import stagelens as sl
+from stagelens.claims.lab import Lab
+from stagelens.claims.verifying import choose, verify_claim
+from stagelens.figures import styled
+from stagelens.host.host import make_host
+from stagelens_linear_icl import claims, figures
+from stagelens_linear_icl.claims import Path, exponent, separate
+from stagelens_linear_icl.variation_claims import accelerations, conspicuous, resting_time, slowest
+
+LEVELS = np.array([1, 0.64057971, 0.37737216, 0.2098046, 0.13599507])
+
+
+def staircase(times, drops, width):
+    """A loss that falls from each level to the next at `drops`, in about `width`."""
+    steps = 1 / (1 + np.exp(-(times[:, None] - drops) / width))
+    return LEVELS[0] - steps @ -np.diff(LEVELS)
+
+
+@pytest.fixture(scope="module")
+def stairs():
+    times = np.linspace(0, 1e4, 20_001)
+    return Path(separate(w_init=0.1), times, staircase(times, np.array([1000, 3000, 5000, 8000]), 20), None)
+
+
+def test_drops_and_stays_of_a_staircase(stairs):
+    np.testing.assert_allclose(stairs.levels, LEVELS, atol=1e-7)
+    np.testing.assert_allclose(stairs.drops, [1000, 3000, 5000, 8000], atol=1)
+    np.testing.assert_allclose(stairs.dwells, [1000, 2000, 2000, 3000], atol=1)
+    assert len(stairs.stages.transitions) == 4
+    np.testing.assert_allclose(slowest(stairs), LEVELS[:-1], rtol=1e-3)
+    assert 7500 < resting_time(stairs) < 8000
+
+
+def test_a_plateau_counts_where_the_loss_speeds_up_again(stairs):
+    assert accelerations(stairs) == 4
+    decay = Path(stairs.problem, stairs.times, LEVELS[-1] + np.exp(-stairs.times / 500), None)
+    assert accelerations(decay) == 0
+
+
+def test_conspicuous_plateaus_are_those_that_last(stairs):
+    """log(sqrt(HRD) / w_init) / lambda^2 is 23, 41, 92 and 369: 1.5 times it is what a stay must exceed."""
+    times = np.linspace(0, 1e4, 20_001)
+    assert conspicuous(stairs) == [0, 1, 2, 3]
+    brief = Path(stairs.problem, times, staircase(times, np.array([1000, 1050, 2000, 2400]), 5), None)
+    assert conspicuous(brief) == [0, 2]
+
+
+def test_an_exponent_is_the_slope_in_log_log():
+    assert exponent([1, 2, 4], [8, 2, 0.5]) == pytest.approx(-2)
+
+
+def test_every_claim_is_registered_with_its_own_title():
+    host = make_host()
+    refs = {chosen.ref.id: chosen.ref for chosen in choose(host, ["linear-icl"])}
+    assert list(refs) == [f"L{number}" for number in range(1, 14)]
+    for id, ref in refs.items():
+        kind = ref.load()
+        assert (kind.id, kind.title) == (id, ref.title) and kind.seeds >= 3 and kind.reference
+
+
+def test_fixed_points_hold_through_the_engine(tmp_path):
+    host = make_host()
+    (chosen,) = choose(host, ["linear-icl"], ["L4"])
+    result = verify_claim(chosen, Lab(host, tmp_path))
+    assert result.verdict == "holds", result.error
+
+
+def test_scalar_equation_is_measured_from_the_plateau():
+    """A head that starts aligned follows Eq. 7, and one at a wrong rate does not."""
+    problem = separate(w_init=0.01, H=4)
+    times = np.append(0.0, np.geomspace(100, 1e5, 20_000))
+    path = claims.flowing(problem, times, seed=0)
+    assert max(claims.value_errors(path)) < 0.05
+    late = Path(problem, times * 1.5, path.loss, path.weights)
+    assert min(claims.value_errors(late)) > 0.05
+
+
+@pytest.mark.parametrize(
+    ("name", "draw"),
+    [
+        ("Fig. 1c", figures.keys_figure),
+        ("Fig. 2", lambda task: figures.ranks_figure(task, (1, 2), "Fig. 2")),
+        ("Fig. 4", figures.scales_figure),
+        ("Fig. 7", lambda task: figures.values_by_rank_figure(task, (2, 3))),
+    ],
+)
+def test_figures_say_which_they_are(name, draw):
+    with styled():
+        figure = draw(separate(lr=1.0, steps=300, w_init=0.5))
+    title = figure.get_suptitle() or figure.axes[0].get_title("left")
+    assert title.startswith(name)
+    assert all(axis.lines or axis.images or axis.collections for axis in figure.axes)
+    legends = [*figure.legends, *(axis.get_legend() for axis in figure.axes if axis.get_legend())]
+    said = [text.get_text() for legend in legends for text in legend.get_texts()]
+    assert ("theory: Eq. 5" in said) is (name != "Fig. 1c")  # what is dashed is explained
+
+
+def test_a_run_draws_the_figures_of_its_preset(tmp_path):
+    quick = sl.run(
+        "linear-icl",
+        settings={"steps": 40, "w_init": 0.5},
+        runs=tmp_path,
+        probes=["principal_components"],
+        report=False,
+    )
+    softmax = sl.run(
+        "linear-icl/sequences", preset="fig3", settings={"steps": 20, "P": 20}, runs=tmp_path, report=False
+    )
+    with styled():
+        assert set(quick.experiment.figures(quick)) == {"fig1a", "fig1b", "fig1c"}
+        assert set(softmax.experiment.figures(softmax)) == {"fig3"}
+
+
+def test_the_readme_has_a_command_for_each_figure():
+    from pathlib import Path as File
+
+    text = (File(figures.__file__).parent / "README.md").read_text(encoding="utf-8")
+    commands = dict(re.findall(r"^\| (\d[\w, ]*) \| `stagelens run (.*)` \|$", text, flags=re.M))
+    assert list(commands) == ["1a, 1b, 1c", "2", "3", "4", "5", "7", "8", "9"]
+    host = make_host()
+    for command in commands.values():
+        task, _, preset = command.partition(" --preset ")
+        assert (preset or "quick") in host.task(task).load().presets
+
+
+def test_fixed_points_that_are_all_the_same_are_noticed(tmp_path, monkeypatch):
+    every = claims.theory.fixed_point_weights
+    monkeypatch.setattr(claims.theory, "fixed_point_weights", lambda cov, _, *rest: every(cov, (0,), *rest))
+    host = make_host()
+    (chosen,) = choose(host, ["linear-icl"], ["L4"])
+    missed = [check.what for check in verify_claim(chosen, Lab(host, tmp_path)).checks if not check.holds]
+    assert any(what.startswith("smallest distance") for what in missed)
+
+
+def test_what_is_not_reached_is_in_words(stairs):
+    """A descent that ends on its second plateau: later levels have no plateau, and the one there is counts once."""
+    part = stairs.times < 2500
+    short = Path(stairs.problem, stairs.times[part], stairs.loss[part], None)
+    found = claims._levels(short)
+    assert found[:2] == pytest.approx(LEVELS[:2], rel=1e-3) and found[2:] == ["not reached"] * 3
+    assert slowest(short)[1:] == ["not reached"] * 3 and accelerations(short) == 1
+    assert np.isnan(claims.regression_error(short, 2)) and np.isnan(exponent([1, 2], [1, np.nan]))

@@ -1,0 +1,111 @@
+"""The recall plugin's claims: what they read off timelines, and the verdicts of those that are quick to find."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from stagelens import Reading
+from stagelens.claims.lab import Lab
+from stagelens.claims.verifying import choose, verify_claim
+from stagelens.host.host import make_host
+from stagelens.timelines.timeline import Timeline, pack
+from stagelens_recall import claims
+
+HEADS = {"recall_head": [1, 2, 3]}
+
+
+def staircase() -> Timeline:
+    """Three heads learn at steps 100, 200 and 300, in the order 2, 1, 3; each turns to its own token."""
+    steps = np.arange(0, 401, 4)
+    learned = {1: 200, 2: 100, 3: 300}
+    rng = np.random.default_rng(0)
+    measurements = []
+    for step in steps:
+        on = [step >= learned[h] for h in (1, 2, 3)]
+        loss = [0.71875, 0.625, 0.375, 0.0][sum(on)] + 1e-4 * rng.normal()
+        mass = np.where(np.eye(3, 5), 0.25 + 0.7 * np.array(on)[:, None], 0.1)
+        mass = np.stack([mass, np.full((3, 5), np.nan)])  # [layer, head, group]
+        names = {"group": ["token 1", "token 2", "token 3", "token 4", "rest"]}
+        readings = [
+            Reading("loss", loss),
+            Reading("recall_circuit/beta", np.where(on, 4.0, 0.05), ("recall_head",), HEADS),
+            Reading("head_specialization/mass", mass, ("layer", "head", "group"), names),
+        ]
+        measurements.append(pack(int(step), readings))
+    return Timeline(measurements)
+
+
+def test_the_order_of_learning_is_read_off_the_betas():
+    timeline = staircase()
+    assert claims.order_of_learning(timeline) == [2, 1, 3]
+    assert claims.learned_at(timeline) == {1: 200, 2: 100, 3: 300}
+
+
+def test_plateaus_are_read_between_the_drops():
+    timeline = staircase()
+    assert claims.levels(timeline) == pytest.approx([0.71875, 0.625, 0.375, 0], abs=1e-3)
+    assert claims.active_heads(timeline) == [[], [2], [1, 2], [1, 2, 3]]
+    assert claims.own_attention(timeline)[1] == pytest.approx([0.25, 0.95, 0.25])
+
+
+def test_a_head_that_falls_back_has_not_learned():
+    timeline = staircase()
+    betas = timeline.series("recall_circuit/beta").copy()
+    betas[-1, 2] = 0.0
+    measurements = [
+        pack(int(step), [Reading("recall_circuit/beta", row, ("recall_head",), HEADS)])
+        for step, row in zip(timeline.steps, betas, strict=True)
+    ]
+    assert claims.order_of_learning(Timeline(measurements)) == [2, 1]
+
+
+def test_partial_predictors_are_named_in_the_order_in_which_they_are_passed():
+    names = {"reference": ["nothing", "token 1", "token 2"]}
+    nearest = [0, 0, 0, 2, 1, 1, 1, 1]  # a single visit to token 2 does not count
+    measurements = [
+        pack(step, [Reading("kl_to_references/kl", 1.0 - np.eye(3)[place], ("reference",), names)])
+        for step, place in enumerate(nearest)
+    ]
+    assert claims.matched_sets(Timeline(measurements)) == ["nothing", "token 1"]
+
+
+@pytest.fixture(scope="module")
+def results(tmp_path_factory):
+    """The claims about flows, verified."""
+    host = make_host()
+    lab = Lab(host, tmp_path_factory.mktemp("cache"))
+    chosen = choose(host, ["recall"], ["R3", "R4", "R5", "R6", "R7", "R8"])
+    return {claim.ref.id: verify_claim(claim, lab) for claim in chosen}
+
+
+@pytest.mark.parametrize("claim", ["R3", "R4", "R5", "R6", "R7"])
+def test_the_theorems_hold(results, claim):
+    result = results[claim]
+    assert result.verdict == "holds", [check for check in result.checks if not check.holds] or result.error
+
+
+def test_the_numbers_decide_between_the_papers_forms(results):
+    measured = {check.what: check.measured for check in results["R4"].checks + results["R5"].checks}
+    assert measured["the form that the flow supports"] == "without Eq. 4's factor 2"
+    assert measured["the sign that is conserved"] == "proof"
+    (eq4,) = [value for what, value in measured.items() if "with Eq. 4's Xi" in what]
+    assert eq4 == pytest.approx(0.5, rel=1e-6)
+
+
+def test_later_jumps_agree_only_where_settled_tokens_are_hidden(results):
+    result = results["R8"]
+    assert result.verdict == "differs"
+    failing = [check.what for check in result.checks if not check.holds]
+    assert [what[:13] for what in failing] == ["jump 2 from I", "jump 3 from I"]
+    stretch = [check.measured for check in result.checks if not check.judged]
+    assert stretch == pytest.approx([4 / 3, 2], rel=0.01)
+
+
+def test_every_claim_of_the_ledger_is_there_under_its_own_title():
+    host = make_host()
+    refs = {id: ref for id, ref in host.claims if host.claims.owners[id] == "recall"}
+    assert list(refs) == [f"R{i}" for i in range(1, 10)]
+    for id, ref in refs.items():
+        claim = ref.load()
+        assert (claim.id, claim.title) == (id, ref.title) and claim.seeds >= 3

@@ -1,0 +1,146 @@
+"""What may import what, and what stays light."""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import json
+import re
+import subprocess
+import sys
+
+import pytest
+
+from conftest import ROOT
+
+TREES = {"toolkit": ("stagelens",), "probes": ("stagelens_probes",), "plugins": ()}
+PACKAGE_FILES = sorted(path for tree in TREES for path in (ROOT / tree).rglob("*.py"))
+
+
+def imported(path):
+    """The modules that a file imports, also inside functions."""
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}:{node.lineno} imports relatively"
+            yield node.module or ""
+
+
+def ours(tree):
+    return {module.partition(".")[0] for path in (ROOT / tree).rglob("*.py") for module in imported(path)} & {
+        folder.name for name in TREES for folder in (ROOT / name).iterdir()
+    }
+
+
+def test_the_toolkit_imports_neither_probes_nor_plugins():
+    assert ours("toolkit") == {"stagelens"}
+
+
+def test_the_probes_import_no_plugin():
+    assert ours("probes") <= {"stagelens", "stagelens_probes"}
+
+
+def test_plugins_import_only_themselves_and_the_toolkit_and_probes():
+    for plugin in (ROOT / "plugins").glob("stagelens_*"):
+        used = {module.partition(".")[0] for path in plugin.rglob("*.py") for module in imported(path)}
+        assert {name for name in used if name.startswith("stagelens")} <= {"stagelens", "stagelens_probes", plugin.name}
+
+
+def test_only_one_file_names_the_class_that_transformer_lens_4_removes():
+    naming = [path.relative_to(ROOT).as_posix() for path in PACKAGE_FILES if "HookedTransformer" in names_in(path)]
+    assert naming == ["toolkit/stagelens/models/transformer.py"]
+
+
+ROOMS = sorted(path.parent for path in (ROOT / "toolkit/stagelens").glob("*/__init__.py"))
+
+
+def test_every_module_of_the_toolkit_is_in_a_room():
+    flat = {path.stem for path in (ROOT / "toolkit/stagelens").glob("*.py")}
+    assert flat == {"__init__", "api", "hookspecs"} and len(ROOMS) == 16
+
+
+@pytest.mark.parametrize("room", ROOMS, ids=lambda room: room.name)
+def test_a_room_is_entered_through_its_door(room):
+    """Other rooms, probes and plugins import the names that `__init__.pyi` declares, not the modules behind it."""
+    others = [path for path in PACKAGE_FILES if room not in path.parents and path.name != "__init__.py"]
+    inside = {f"stagelens.{room.name}.{path.stem}" for path in room.glob("*.py") if path.stem != "__init__"}
+    behind = {f"{path.relative_to(ROOT)}: {module}" for path in others for module in imported(path) if module in inside}
+    allowed = {"cli"} if room.name == "cli" else set()
+    assert not behind or room.name in allowed, behind
+
+
+@pytest.mark.parametrize("room", ROOMS, ids=lambda room: room.name)
+def test_a_room_says_what_it_is_for_and_has_the_names_that_it_declares(room):
+    door = importlib.import_module(f"stagelens.{room.name}")
+    assert (door.__doc__ or "").startswith(f"{room.name}: ")
+    for name in door.__all__:
+        assert getattr(door, name) is not None
+
+
+def names_in(path):
+    """The identifiers of a file's code; comments, docstrings and messages may speak of anything."""
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Name):
+            yield node.id
+        elif isinstance(node, ast.Attribute):
+            yield node.attr
+        elif isinstance(node, ast.alias):
+            yield node.name.rpartition(".")[2]
+
+
+def test_no_file_names_a_place_on_one_machine():
+    texts = [*PACKAGE_FILES, *(ROOT / "tests").rglob("*.py"), *(ROOT / "docs").rglob("*.md"), *ROOT.glob("*.*")]
+    for path in texts:
+        if path.is_file():
+            found = re.search(r"/(?:home|Users|root|work|tmp/v)/\w+", path.read_text(encoding="utf-8"))
+            assert not found, f"{path}: {found}"
+
+
+HEAVY = ("torch", "transformer_lens", "transformers", "matplotlib", "xarray", "pandas")
+LIGHT_COMMANDS = (["--help"], ["tasks", "--json"], ["probes", "--json"], ["plugins", "--json"], ["runs", "--json"])
+
+
+def heavy_after(code):
+    """The heavy modules that a fresh Python has loaded after `code`."""
+    script = f"import sys, json\n{code}\nprint(json.dumps([m for m in {HEAVY} if m in sys.modules]), file=sys.stderr)"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stderr.splitlines()[-1])
+
+
+def calling(*words):
+    return f"""
+sys.argv = ["stagelens", *{list(words)}]
+from stagelens.cli import main
+try:
+    main()
+except SystemExit as ended:
+    assert not ended.code, ended.code
+"""
+
+
+def test_importing_stagelens_imports_nothing_heavy():
+    assert heavy_after("import stagelens; dir(stagelens); stagelens.__version__") == []
+
+
+@pytest.mark.parametrize("words", LIGHT_COMMANDS, ids=lambda words: words[0])
+def test_commands_that_only_list_import_nothing_heavy(words, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert heavy_after(calling(*words)) == []
+
+
+def test_showing_a_run_imports_no_torch(tmp_path):
+    from kit.tasks import Decay, run
+
+    done = run(Decay, tmp_path)
+    assert set(heavy_after(calling("show", str(done.folder), "--json"))) <= {"xarray", "pandas"}
+
+
+def test_every_public_name_is_there():
+    import stagelens
+
+    for name in stagelens.__all__:
+        assert getattr(stagelens, name) is not None
+    with pytest.raises(AttributeError, match="nothing"):
+        stagelens.nothing  # noqa: B018

@@ -1,0 +1,109 @@
+"""A second run of the same name: it says what it is called, or takes the place of the first, which is never lost."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from filelock import FileLock
+from kit.tasks import Crash, CrashAt, Decay, Regression, host_with, run
+
+import stagelens as sl
+from stagelens.base.errors import UsageError
+from stagelens.runs.run import LOCK, catalogue
+
+NAME = "small-regression-quick-seed0"
+
+
+def names(folder):
+    return {path.name for path in folder.iterdir() if path.is_dir()}
+
+
+def test_a_second_run_says_what_it_is_called_before_it_starts(tmp_path) -> None:
+    told: list[str] = []
+    run(Regression, tmp_path, notify=told.append)
+    assert told == []
+    second = run(Regression, tmp_path, notify=lambda text: told.append((text, names(tmp_path))))
+    ((text, there),) = told
+    assert text.startswith(f"run {NAME!r} exists in {tmp_path}; this one is named '{NAME}-2' (--replace")
+    assert second.name == f"{NAME}-2" and there == {NAME}
+
+
+@pytest.mark.parametrize("kind", [Regression, Decay])
+@pytest.mark.parametrize("name", [None, "mine"])
+def test_replacing_leaves_the_new_run_alone_in_its_place(tmp_path, kind, name) -> None:
+    told: list[str] = []
+    first = run(kind, tmp_path, name=name)
+    (first.folder / "timeline.csv").write_text("of the first")
+    second = run(kind, tmp_path, name=name, replace=True, notify=told.append)
+    assert second.folder == first.folder and second.status == "finished"
+    assert names(tmp_path) == {first.name} and not (second.folder / "timeline.csv").exists()
+    assert told == [
+        f"run {first.name!r} is replaced; until the new one is finished it is kept as '{first.name}-replaced'"
+    ]
+    assert run(kind, tmp_path, name="new", replace=True).name == "new"  # there is nothing to replace
+
+
+def test_a_run_that_does_not_finish_keeps_the_one_that_it_replaces(tmp_path) -> None:
+    first = run(Regression, tmp_path, settings={"lr": 0.01})
+    values = first.timeline.series("loss").tobytes()
+    for number in ("", "-2"):
+        with pytest.raises(Crash):
+            run(Regression, tmp_path, host_with(CrashAt(20)), replace=True)
+        assert (tmp_path / f"{NAME}-replaced{number}").exists()
+    kept = sl.load(f"{NAME}-replaced", tmp_path)
+    assert kept.status == "finished" and kept.timeline.series("loss").tobytes() == values
+    assert sl.load(f"{NAME}-replaced-2", tmp_path).status == sl.load(NAME, tmp_path).status == "failed"
+    assert len(catalogue(tmp_path)) == 3
+    assert run(Regression, tmp_path, name=NAME, resume=True).status == "finished"
+    assert len(catalogue(tmp_path)) == 3  # what a later command finishes removes nothing
+
+
+def test_a_run_that_cannot_even_start_puts_the_old_one_back(tmp_path, monkeypatch) -> None:
+    from stagelens.base.errors import EnvironmentFault
+    from stagelens.runs.manifest import Manifest
+
+    first = run(Regression, tmp_path)
+
+    def full(manifest, folder):
+        raise EnvironmentFault("the disk is full")
+
+    monkeypatch.setattr(Manifest, "save", full)
+    with pytest.raises(EnvironmentFault):
+        run(Regression, tmp_path, replace=True)
+    assert names(tmp_path) == {first.name} and sl.load(first.folder).status == "finished"
+
+
+def test_a_run_that_is_being_written_is_not_replaced(tmp_path) -> None:
+    first = run(Regression, tmp_path)
+    with FileLock(first.folder / LOCK), pytest.raises(UsageError, match="is being written by process"):
+        run(Regression, tmp_path, replace=True)
+    assert names(tmp_path) == {first.name} and sl.load(first.folder).status == "finished"
+
+
+def test_a_mistake_replaces_nothing(tmp_path) -> None:
+    first = run(Regression, tmp_path)
+    for wrong in ({"settings": {"lr": -1}}, {"resume": True}, {"probes": ["no"]}):
+        with pytest.raises(UsageError):
+            run(Regression, tmp_path, replace=True, **wrong)
+    assert names(tmp_path) == {first.name} and sl.load(first.folder).manifest.created == first.manifest.created
+
+
+def test_the_seeds_of_an_ensemble_are_replaced(tmp_path) -> None:
+    options = {"seeds": 2, "runs": tmp_path, "device": "cpu", "report": False}
+    first = sl.run_ensemble(Regression, **options)
+    second = sl.run_ensemble(Regression, **options, replace=True, settings={"lr": 0.01})
+    assert not first.alone and [one.folder for one in second] == [one.folder for one in first]
+    assert names(tmp_path) == {one.name for one in first} and second[1].manifest.settings == {"lr": 0.01}
+
+
+def test_the_command_line_says_it_in_its_first_line(cli, tmp_path) -> None:
+    words = ["--plugin-dir", Path(__file__).parents[1] / "kit" / "sweep_plugin.py", "run", "power/law", "--json"]
+    first, second, third = cli(*words), cli(*words), cli(*words, "--replace")
+    assert first.err == ""
+    name = first.json["name"]
+    assert second.err.splitlines()[0].startswith(f"note: run {name!r} exists in runs; this one is named '{name}-2'")
+    assert second.json["name"] == f"{name}-2"
+    assert third.err.splitlines()[0].startswith(f"note: run {name!r} is replaced") and third.json["name"] == name
+    assert names(tmp_path / "runs") == {name, f"{name}-2"}
+    assert "give one of them" in cli(*words, "--replace", "--resume").complaint

@@ -1,0 +1,52 @@
+"""The table of faults: what was done to stagelens, how often, and what came of it.
+
+Each test of this folder counts, records its row, and only then asserts, so that a bad figure is kept as well as told:
+
+    lost, wrong = ...                   # counted over `tried` cases
+    record("kill -9 in a step", tried, lost, wrong, "pytest tests/stress/test_kills.py")
+    assert (lost, wrong) == (0, 0)
+
+The rows are kept in `docs/verified/stress.json`; `python tests/stress/page.py` makes `docs/reliability.md` of them.
+"""
+
+from __future__ import annotations
+
+import json
+import platform
+from datetime import UTC, datetime
+from importlib.metadata import version
+from pathlib import Path
+from tempfile import gettempdir
+from typing import Any
+
+from filelock import FileLock
+
+from stagelens.base.files import write_text
+
+KEPT = Path(__file__).parents[2] / "docs" / "verified" / "stress.json"
+
+
+def record(fault: str, tried: int, lost: int, wrong: int, command: str, note: str = "") -> None:
+    """Keeps one row; a row of the same fault is replaced.
+
+    `lost`: cases in which something that was committed is gone, or does not go on. `wrong`: cases that ended in other
+    numbers, a traceback, a hang, or another exit code than the documented one. `command` repeats the row.
+    """
+    row = {"fault": fault, "tried": tried, "lost": lost, "wrong": wrong, "command": command, "note": note}
+    row |= {"date": datetime.now(UTC).date().isoformat(), "where": _where()}
+    KEPT.parent.mkdir(exist_ok=True)
+    with FileLock(Path(gettempdir()) / "stagelens-stress.lock"):
+        rows = [kept for kept in rows_kept() if kept["fault"] != fault]
+        write_text(KEPT, json.dumps(sorted([*rows, row], key=_order), indent=2) + "\n")
+
+
+def rows_kept() -> list[dict[str, Any]]:
+    return json.loads(KEPT.read_text(encoding="utf-8")) if KEPT.exists() else []
+
+
+def _order(row: dict[str, Any]) -> tuple[str, str]:
+    return row["command"].partition("pytest")[2], row["fault"]
+
+
+def _where() -> str:
+    return f"{platform.system()} {platform.machine()}, Python {platform.python_version()}, torch {version('torch')}"

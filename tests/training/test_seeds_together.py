@@ -1,0 +1,440 @@
+"""Seeds trained together have the numbers of seeds trained alone: every task, every optimizer, one to three heads."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from functools import cache
+from typing import Any, ClassVar
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+
+import stagelens as sl
+from kit.tasks import TwoMaps, run
+from stagelens.experiments.batches import eval_batch, map_tensors
+from stagelens.experiments.config import as_settings, make_config
+from stagelens.experiments.task import Task
+from stagelens.experiments.training import Training
+from stagelens.host.host import Host, make_host
+from stagelens.models import Transformer, build_transformer
+from stagelens.recording.recorder import Recorder
+from stagelens.runs.manifest import VECTORIZED
+from stagelens.training.ensemble import run_ensemble
+from stagelens.training.stackable import why_not
+from stagelens.training.stacked_recorder import StackedRecorder
+from stagelens.training.stacking import ELEMENTWISE, Stacked
+
+STEPS, PHASE = 12, 6  # updates, and the one that begins the second training phase
+SEEDS = (0, 1)
+NEAR = 2e-5  # relative to the largest number of a parameter or reading
+RATES = {torch.optim.SGD: 0.05, torch.optim.ASGD: 0.05, torch.optim.Adadelta: 1.0, torch.optim.RMSprop: 3e-4}
+PROBES = ("weight_norms", "gradient")
+
+# Small versions of the tasks that can be vectorized.
+STACKABLE: dict[str, dict[str, Any]] = {
+    "emergence/toy": {"T": 8, "d": 4},
+    "emergence/regression": {"T": 6, "d": 3, "layers": 1, "heads": 2, "d_model": 6, "d_head": 3, "batch_size": 8},
+    "emergence/recall": {"pairs": 2, "tokens": 4, "heads": 2, "d_model": 8, "d_head": 3, "batch_size": 8},
+    "linear-icl/separate": {},
+    "linear-icl/sequences": {"P": 0, "batch_size": 8, "N": 7},
+    "markov/minimal": {"d": 4, "T": 8, "batch_size": 8},
+    "markov/full": {"d": 4, "T": 8, "d_model": 12, "d_mlp": 8, "batch_size": 8, "dropout": 0.0},
+    "recall/simplified": {"order": 3},
+    "recall/original": {"order": 3, "batch_size": 8},
+    "recall/transformer": {"order": 3, "d_model": 8, "batch_size": 8},
+    "rich/toy": {"L": 8, "batch_size": 8, "first_steps": 0},
+    "rich/text": {"L": 8, "D": 8, "W": 8, "vocab": 20, "batch_size": 4},
+}
+# The others, as they come, with their reasons.
+REASONS = {
+    "markov/full": "its loss is random",
+    "rich/high-dim": "its batches are not made of tensors alone",
+}
+
+
+class Sizes(sl.TaskConfig):
+    steps: int = STEPS
+    batch_size: int = 4
+    eval_size: int = 4
+    heads: int = 2
+
+
+class Small(sl.Task):
+    """A transformer of one layer on random tokens."""
+
+    id = "small/heads"
+    title = "a small transformer"
+    Config = Sizes
+    presets: ClassVar[Any] = {"quick": {}}
+    probes: ClassVar[Sequence[str]] = ("attention_sparsity", *PROBES)
+
+    def build_model(self) -> Any:
+        c = self.config
+        sizes = {"n_layers": 1, "n_heads": c.heads, "d_model": 6, "n_ctx": 5, "d_vocab": 4, "d_mlp": 5}
+        return build_transformer(**sizes, activation="gelu", seed=self.seed)
+
+    def sample(self, n: int, generator: torch.Generator) -> Tensor:
+        return torch.randint(4, (n, 6), generator=generator)
+
+    def loss(self, model: Any, batch: Tensor) -> Tensor:
+        return cross_entropy(model(batch[:, :-1]).flatten(0, 1), batch[:, 1:].flatten())
+
+
+def trained_by(kind: type[Any], optimizer: type[torch.optim.Optimizer], some: Sequence[str]) -> type[Any]:
+    """`kind` with an optimizer that decays weights, a cosine schedule, and a phase that trains `some` before all."""
+    phases = [sl.Phase("some", PHASE, tuple(some)), sl.Phase("all", STEPS, ("*",))]
+    made = {"lr": RATES.get(optimizer, 1e-3), "weight_decay": 0.05}
+    members = {
+        "optimizer": lambda self, model: optimizer(model.parameters(), **made),
+        "scheduler": lambda self, own: torch.optim.lr_scheduler.CosineAnnealingLR(own, T_max=STEPS),
+        "phases": lambda self: phases,
+        "schedule": lambda self: sl.Schedule(log=3, even=3),
+    }
+    return type(kind.__name__, (kind,), members)
+
+
+def in_double(kind: type[Any]) -> type[Any]:
+    """`kind` in float64: a ReLU whose input is 0 but for rounding then has no chance to differ."""
+
+    def double(batch: Any) -> Any:
+        return map_tensors(lambda x: x.double() if x.is_floating_point() else x, batch)
+
+    def batches(self: Any, device: Any) -> Any:
+        own = kind.batches(self, device)
+        return lambda step: double(own(step))
+
+    members = {
+        "build_model": lambda self: kind.build_model(self).double(),
+        "sample": lambda self, n, generator: double(kind.sample(self, n, generator)),
+        "batches": batches,
+    }
+    return type(kind.__name__, (kind,), members)
+
+
+@cache
+def host() -> Host:
+    return make_host()
+
+
+@cache
+def registered() -> dict[str, type[Task]]:
+    kinds = {name: ref.load() for name, ref in host().tasks}
+    return {name: kind for name, kind in kinds.items() if issubclass(kind, Task)}
+
+
+def apart(one: Any, other: Any) -> float:
+    """The largest difference, relative to the largest number of `other`."""
+    one, other = (np.asarray(torch.as_tensor(x).detach().double()) for x in (one, other))
+    return float(np.abs(one - other).max(initial=0) / max(np.abs(other).max(initial=0), 1e-30))
+
+
+def is_rounding(name: str) -> bool:
+    """Attention does not depend on its keys' biases: their gradients are 0 but for rounding, which Adam amplifies."""
+    return name.endswith("b_K")
+
+
+def numbers(observed: Any) -> Iterator[tuple[str, Any]]:
+    """Every number of an observation, by its full name."""
+    yield from observed.values.items()
+    for probe, readings in observed.readings.items():
+        for reading in (one for one in readings if isinstance(one, sl.Reading)):
+            values = reading.array()
+            for index in np.ndindex(values.shape[:1]):
+                labels = reading.coords.get(reading.dims[0]) if reading.dims else None
+                yield f"{probe}/{reading.name}/{labels[index[0]] if labels else index}", values[index]
+
+
+class Both:
+    """The same seeds trained together and alone, with their recorders."""
+
+    def __init__(self, kind: type[Any], config: Any, functions: dict[Any, Any], probes: Sequence[str]) -> None:
+        self.alone, members = ([Training(kind(config, seed)) for seed in SEEDS] for _ in range(2))
+        self.stacked = Stacked(members)
+        self.stacked._functions = functions  # the traced loss and gradients, the same for every optimizer
+        self.own, together = (
+            [Recorder(t.model, probes, eval_batch(t.task), task=t.task, host=host()) for t in trainings]
+            for trainings in (self.alone, members)
+        )
+        self.recorder = StackedRecorder(self.stacked, together)
+
+    def advance(self, step: int) -> None:
+        for trainer in (self.stacked, *self.alone):
+            trainer.advance(step)
+
+    def differences(self, step: int) -> Iterator[tuple[str, float]]:
+        """How far apart the readings and the parameters are at `step`."""
+        for trainer in (self.stacked, *self.alone):
+            trainer.enter_phase(step)
+        self.stacked.settle()
+        observed = self.recorder.observe(step, range(len(SEEDS)))
+        for index, recorder in enumerate(self.own):
+            seen = observed[index] if observed else self.recorder.recorders[index].observe(step)
+            for (name, one), (other_name, other) in zip(numbers(seen), numbers(recorder.observe(step)), strict=True):
+                assert name == other_name
+                yield name, 0.0 if is_rounding(name) else apart(one, other)
+        for member, training in zip(self.stacked.members, self.alone, strict=True):
+            for (name, one), other in zip(member.model.named_parameters(), training.model.parameters(), strict=True):
+                yield name, 0.0 if is_rounding(name) else apart(one, other)
+            for key, value in training.scalars().items():
+                yield key, apart(member.scalars()[key], value)
+
+
+def check(kind: type[Any], config: Any, optimizers: Sequence[Any], probes: Sequence[str] = PROBES) -> None:
+    functions: dict[Any, Any] = {}
+    names = [name for name, _ in kind(config).build_model().named_parameters()]
+    for optimizer in optimizers:
+        both = Both(trained_by(kind, optimizer, names[1::2] or names), config, functions, probes)
+        moved = [p.detach().clone() for p in both.alone[0].model.parameters()]
+        for step in range(STEPS + 1):
+            if step in (0, PHASE, STEPS):
+                found = list(both.differences(step))
+                worst = max(found, key=lambda item: item[1])
+                assert worst[1] < NEAR, (kind.id, optimizer.__name__, step, worst)
+            both.advance(step)
+        assert max(map(apart, both.alone[0].model.parameters(), moved)) > 10 * NEAR, "nothing was trained"
+
+
+@pytest.mark.parametrize("heads", [1, 2, 3])
+def test_transformers_with_every_optimizer(heads: int) -> None:
+    check(Small, Sizes(heads=heads, clip=0.5), ELEMENTWISE, ("attention_sparsity", *PROBES))
+
+
+@pytest.mark.parametrize("name", STACKABLE)
+def test_every_task_with_every_optimizer(name: str) -> None:
+    kind = registered()[name]
+    small = {"steps": STEPS, "eval_size": 4, "clip": 0.5} | STACKABLE[name]
+    config = make_config(kind.Config, kind.presets, "quick", as_settings(small))
+    if isinstance(kind(config).build_model(), Transformer):
+        kind = in_double(kind)
+    check(kind, config, ELEMENTWISE if name != "rich/text" else ELEMENTWISE[:2])  # each of its models reads the corpus
+
+
+@pytest.mark.parametrize("name", REASONS)
+def test_why_the_other_tasks_are_not_vectorized(name: str) -> None:
+    kind = registered()[name]
+    config = make_config(kind.Config, kind.presets, "quick", [])
+    assert why_not([Training(kind(config, seed)) for seed in SEEDS]).startswith(REASONS[name])
+
+
+def test_every_task_is_vectorized_or_has_a_reason() -> None:
+    assert set(registered()) == {*STACKABLE, *REASONS}
+
+
+@pytest.mark.parametrize("heads", [1, 2])
+@pytest.mark.parametrize("seeds", [(0, 1, 2), (2, 0)])
+def test_runs_of_seeds_together_equal_runs_alone_in_any_order(heads: int, seeds: tuple[int, ...], tmp_path) -> None:
+    kind = trained_by(Small, torch.optim.AdamW, ["blocks.0.attn.*"])
+    options: dict[str, Any] = {"settings": {"heads": heads, "clip": 0.5}, "report": False, "device": "cpu"}
+    together = run_ensemble(kind, seeds=seeds, runs=tmp_path / "together", **options)
+    assert together.alone == ""
+    for seed, one in zip(seeds, together, strict=True):
+        assert (one.manifest.seed, one.manifest.vectorized) == (seed, VECTORIZED)
+        alone = run(kind, tmp_path / "alone", seed=seed, **options)
+        assert alone.manifest.vectorized == 0
+        assert one.timeline.steps.tolist() == alone.timeline.steps.tolist()
+        assert list(one.timeline) == list(alone.timeline)
+        for name in one.timeline:
+            ours, theirs = (timeline.series(name) for timeline in (one.timeline, alone.timeline))
+            column = one.timeline.column(name)
+            if column.dims and isinstance((names := column.coordinate(column.dims[0]))[0], str):
+                kept = [index for index, parameter in enumerate(names) if not is_rounding(parameter)]
+                ours, theirs = ours[:, kept], theirs[:, kept]
+            scale = np.nanmax(np.abs(theirs))
+            np.testing.assert_allclose(ours, theirs, rtol=NEAR, atol=NEAR * scale, err_msg=name)
+
+
+def test_a_measurement_sees_the_parameters_that_its_step_trains(tmp_path) -> None:
+    """The second phase begins with step 6: until then only the attention has gradients, at step 0 too."""
+    kind = trained_by(Small, torch.optim.Adam, ["blocks.0.attn.*"])
+    options: dict[str, Any] = {"probes": ["gradient"], "report": False, "device": "cpu"}
+    kind.schedule = lambda self: sl.Schedule(log=0, even=STEPS)
+    together = run_ensemble(kind, seeds=2, runs=tmp_path, **options)
+    assert together.alone == ""
+    for one in (*together, run(kind, tmp_path / "alone", **options)):
+        steps, norms = one.timeline.steps, one.timeline.series("gradient/norm")
+        groups = list(one.timeline.column("gradient/norm").coordinate("group"))
+        assert {0, PHASE} <= set(steps)
+        assert ((norms[:, groups.index("embed")] > 0) == (steps >= PHASE)).all()
+        assert (norms[:, groups.index("blocks.0.attn")] > 0).all()
+
+
+@pytest.mark.parametrize("optimizer", ELEMENTWISE)
+def test_a_stack_of_one_is_a_training(optimizer: Any) -> None:
+    kind = trained_by(Small, optimizer, ["blocks.0.*"])
+    (member,), alone = [Training(kind(Sizes(clip=0.5), 3))], Training(kind(Sizes(clip=0.5), 3))
+    stacked = Stacked([member])
+    for step in range(4):
+        stacked.advance(step)
+        alone.advance(step)
+    for (name, one), other in zip(member.model.named_parameters(), alone.model.parameters(), strict=True):
+        assert is_rounding(name) or apart(one, other) < NEAR
+
+
+class TwoMapsTask(sl.Task):
+    """Two linear maps, with the models below."""
+
+    id = "small/maps"
+    Config = Sizes
+    model: ClassVar[Any] = TwoMaps
+
+    def build_model(self) -> Any:
+        return self.model(self.seed)
+
+    def sample(self, n: int, generator: torch.Generator) -> Tensor:
+        return torch.randn(n, 3, generator=generator)
+
+    def loss(self, model: Any, batch: Tensor) -> Tensor:
+        return (model(batch) - batch.sum(1, keepdim=True)).square().mean()
+
+
+class Counts(TwoMaps):
+    """Its output depends on how often it was called in training, which a traced step does not see."""
+
+    calls = 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.calls += self.training
+        return super().forward(x) * (1 + 0.1 * self.calls)
+
+
+class Buffered(TwoMaps):
+    """Keeps a running mean that nothing reads in training."""
+
+    def __init__(self, seed: int) -> None:
+        super().__init__(seed)
+        self.register_buffer("mean", torch.zeros(()))
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.mean = self.mean + x.detach().mean()
+        return super().forward(x)
+
+
+class TiedByData(TwoMaps):
+    """Two parameters in the same memory."""
+
+    def __init__(self, seed: int) -> None:
+        super().__init__(seed)
+        self.third = nn.Parameter(torch.zeros(4, 3))
+        self.third.data = self.first.data.T
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x + x @ self.first @ self.third)
+
+
+class TiedToBuffer(TwoMaps):
+    """A buffer in the memory of a parameter."""
+
+    def __init__(self, seed: int) -> None:
+        super().__init__(seed)
+        self.register_buffer("seen", self.first.data)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x) * self.seen.sum()
+
+
+class Remembers(TwoMaps):
+    """A tensor, neither parameter nor buffer, in the memory of a parameter."""
+
+    def __init__(self, seed: int) -> None:
+        super().__init__(seed)
+        self.seen = self.first.data
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x) * self.seen.sum()
+
+
+class Shared(TwoMaps):
+    """One parameter under two names."""
+
+    def __init__(self, seed: int) -> None:
+        super().__init__(seed)
+        self.again = self.first
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x + x @ self.first @ self.again.T)
+
+
+class Strided(TwoMaps):
+    """A transposed parameter, and every second row of a larger tensor."""
+
+    def __init__(self, seed: int) -> None:
+        super().__init__(seed)
+        self.first = nn.Parameter(self.first.data.T.contiguous().T)
+        self.second = nn.Parameter(torch.cat([self.second.data, self.second.data], 1).flatten()[::2].view(4, 1))
+
+
+def maps(model: type[Any]) -> type[Any]:
+    return type("Maps", (TwoMapsTask,), {"model": model})
+
+
+def trainings(kind: type[Any], seeds: Sequence[int] = SEEDS) -> list[Training]:
+    return [Training(kind(kind.Config(lr=0.01), seed)) for seed in seeds]
+
+
+@pytest.mark.parametrize(
+    ("model", "reason"),
+    [
+        (Counts, "after 3 updates its 'first' is not that of a seed alone"),
+        (Buffered, "training changes its buffer 'mean'"),
+        (TiedByData, "its 'first' and 'third' share memory"),
+        (TiedToBuffer, "its 'first' and 'seen' share memory"),
+        (Remembers, "its loss is random"),
+    ],
+)
+def test_what_the_first_loss_and_gradients_do_not_show(model: type[Any], reason: str) -> None:
+    assert reason in why_not(trainings(maps(model)))
+
+
+@pytest.mark.parametrize("model", [Shared, Strided])
+def test_shared_parameters_stay_shared_and_layouts_do_not_matter(model: type[Any]) -> None:
+    kind = maps(model)
+    assert why_not(trainings(kind)) == ""
+    members, alone = trainings(kind), trainings(kind)
+    stacked = Stacked(members)
+    for step in range(STEPS):
+        for trainer in (stacked, *alone):
+            trainer.advance(step)
+    for one, other in zip(members, alone, strict=True):
+        assert one.model.state_dict().keys() == other.model.state_dict().keys()
+        for name, value in one.model.state_dict().items():
+            assert apart(value, other.model.state_dict()[name]) < NEAR
+
+
+def test_the_comparison_leaves_members_and_random_states_as_they_were() -> None:
+    members, fresh = trainings(Small), trainings(Small)
+    storages = [p.data_ptr() for member in members for p in member.model.parameters()]
+    torch.manual_seed(5)
+    states = torch.random.get_rng_state(), np.random.get_state()[1].tolist()  # noqa: NPY002
+    assert why_not(members) == ""
+    assert torch.equal(torch.random.get_rng_state(), states[0])
+    assert np.random.get_state()[1].tolist() == states[1]  # noqa: NPY002
+    assert storages == [p.data_ptr() for member in members for p in member.model.parameters()]
+    for member, other in zip(members, fresh, strict=True):
+        assert not member.optimizer.state
+        assert all(p.grad is None and p.requires_grad for p in member.model.parameters())
+        for one, two in zip(member.model.parameters(), other.model.parameters(), strict=True):
+            assert torch.equal(one, two)
+
+
+def test_scalar_parameters_go_on_from_a_checkpoint() -> None:
+    """What an optimizer keeps of a whole parameter has the shape of a scalar parameter, and is not of each number."""
+    rich = registered()["rich/toy"]
+    config = make_config(rich.Config, rich.presets, "quick", ["batch_size=4", "L=6", "first_steps=0", "clip=0.5"])
+    for optimizer in (torch.optim.NAdam, torch.optim.ASGD):
+        kind = trained_by(rich, optimizer, ["*"])
+        members, alone = ([Training(kind(config, seed)) for seed in SEEDS] for _ in range(2))
+        for step in range(3):
+            for training in (*members, *alone):
+                training.advance(step)
+        stacked = Stacked(members)
+        for step in range(3, 6):
+            for trainer in (stacked, *alone):
+                trainer.advance(step)
+        stacked.settle(saving=True)
+        for one, other in zip(members, alone, strict=True):
+            assert max(map(apart, one.model.parameters(), other.model.parameters())) < NEAR
+            for mine, theirs in zip(one.optimizer.state.values(), other.optimizer.state.values(), strict=True):
+                assert [v.shape for v in mine.values()] == [v.shape for v in theirs.values()]

@@ -1,0 +1,26 @@
+from .api import run as run, run_ensemble as run_ensemble
+from .base import StagelensError as StagelensError
+from .claims import Check as Check, Claim as Claim
+from .experiments import (
+    Event as Event,
+    Flow as Flow,
+    FlowConfig as FlowConfig,
+    Group as Group,
+    Phase as Phase,
+    Prediction as Prediction,
+    Schedule as Schedule,
+    Task as Task,
+    TaskConfig as TaskConfig,
+)
+from .hookspecs import hookimpl as hookimpl
+from .host import ClaimRef as ClaimRef, ProbeRef as ProbeRef, TaskRef as TaskRef
+from .models import fast as fast
+from .recording import Probe as Probe, Recorder as Recorder, probe as probe
+from .report import Comparison as Comparison, compare as compare
+from .runs import Run as Run, load as load
+from .stages import Stage as Stage, detect_stages as detect_stages
+from .sweeps import Law as Law, Sweep as Sweep, fit_law as fit_law, sweep as sweep
+from .timelines import Reading as Reading, Timeline as Timeline
+from .training import Ensemble as Ensemble
+
+__version__: str

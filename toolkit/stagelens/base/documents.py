@@ -1,0 +1,133 @@
+"""Documents: JSON and yaml that may come from anywhere, checked before they are used.
+
+What stagelens writes carries a checksum of its content, so that a changed digit is told as surely as a missing brace.
+A document that is too big, too deep or says one thing twice is refused; the error is a `ValueError` of one line.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from pathlib import Path
+from types import NoneType, UnionType
+from typing import Any, get_args, get_origin
+
+from stagelens.base.files import write_text
+from stagelens.base.plain import json_text, plain
+
+CHECKSUM = "checksum"
+MOST_BYTES = 64 * 2**20
+MOST_YAML = 2**20  # its reader takes seconds for that
+MOST_DEPTH = 32
+MOST_INTEGER = 2**63 - 1
+
+
+def save_sealed(path: Path, document: dict[str, Any]) -> None:
+    """Writes `document` with its checksum, whole or not at all."""
+    document = plain(document)
+    write_text(path, json_text(document | {CHECKSUM: _checksum(document)}) + "\n")
+
+
+def load_sealed(path: Path) -> dict[str, Any]:
+    """What `save_sealed` wrote. A document without a checksum, from before there were any, is taken as it is."""
+    document = parse_json(read_text(path))
+    if not isinstance(document, dict):
+        raise ValueError(f"it holds a {type(document).__name__}, expected an object")
+    kept = document.pop(CHECKSUM, None)
+    found = _checksum(document)
+    if kept is not None and kept != found:
+        raise ValueError(f"it does not match its checksum; if it was changed by hand, take its {CHECKSUM} out")
+    return document
+
+
+def read_text(path: Path, most: int = MOST_BYTES) -> str:
+    """The text of a file of at most `most` bytes."""
+    with path.open("rb") as file:
+        read = file.read(most + 1)
+    if len(read) > most:
+        raise ValueError(f"it has more than {most:,} bytes")
+    return read.decode("utf-8")
+
+
+def parse_json(text: str) -> Any:
+    """The value of a JSON text. No key may come twice in an object, no number be nan or infinite."""
+    try:
+        value = json.loads(text, object_pairs_hook=_each_once, parse_float=_finite, parse_constant=_finite)
+    except RecursionError:
+        raise _too_deep() from None
+    _check_depth(value)
+    return value
+
+
+def read_yaml(path: Path) -> Any:
+    """The plain value in a yaml file. Aliases, by which a few lines can mean gigabytes, are refused."""
+    import yaml
+
+    class Loader(yaml.SafeLoader):
+        def construct_mapping(self, node: Any, deep: bool = False) -> dict[Any, Any]:
+            _each_once([(key.value, None) for key, _ in node.value if isinstance(key, yaml.ScalarNode)])
+            return super().construct_mapping(node, deep)
+
+    text, depth = read_text(path, MOST_YAML), 0
+    try:
+        for event in yaml.parse(text, Loader):
+            if isinstance(event, yaml.AliasEvent):
+                line = event.start_mark.line + 1 if event.start_mark else 0
+                raise ValueError(f"line {line}: an alias; write its value out")
+            depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
+            if depth > MOST_DEPTH:
+                raise _too_deep()
+        return yaml.load(text, Loader)  # nosec B506  # a SafeLoader
+    except yaml.YAMLError as error:
+        raise ValueError(" ".join(str(error).split())) from None
+
+
+def fits(value: Any, kind: Any) -> bool:
+    """Whether a value read from JSON is of the annotation `kind`: made of str, int, float, None, list, dict, Any, |."""
+    inside = get_args(kind)
+    if kind is Any:
+        return True
+    if isinstance(kind, UnionType):
+        return any(fits(value, one) for one in inside)
+    if get_origin(kind) is list:
+        return isinstance(value, list) and all(fits(item, inside[0]) for item in value)
+    if get_origin(kind) is dict:
+        return isinstance(value, dict) and all(fits(item, inside[1]) for item in value.values())
+    if kind is float and isinstance(value, float):
+        return math.isfinite(value)
+    if kind in (int, float):
+        return type(value) is int and abs(value) <= MOST_INTEGER
+    return isinstance(value, NoneType if kind is None else kind)
+
+
+def _checksum(document: dict[str, Any]) -> str:
+    """Of the content, whatever its layout. A text that no file can hold, half a surrogate pair, is a `ValueError`."""
+    canonical = json.dumps(document, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
+    return hashlib.sha256(canonical.encode("utf-8")).hexdigest()
+
+
+def _each_once(pairs: list[tuple[Any, Any]]) -> dict[Any, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        names = [name for name, _ in pairs]
+        raise ValueError(f"the key {next(name for name in names if names.count(name) > 1)!r} is there twice")
+    return found
+
+
+def _finite(text: str) -> float:
+    if not math.isfinite(number := float(text)):
+        raise ValueError(f"{text[:40]} is not a finite number")
+    return number
+
+
+def _check_depth(value: Any, left: int = MOST_DEPTH) -> None:
+    if left < 0:
+        raise _too_deep()
+    for item in value.values() if isinstance(value, dict) else value if isinstance(value, list) else ():
+        if isinstance(item, dict | list):
+            _check_depth(item, left - 1)
+
+
+def _too_deep() -> ValueError:
+    return ValueError(f"it is nested more than {MOST_DEPTH} deep")

@@ -1,0 +1,49 @@
+"""Files that are either whole or not there: written aside, synced, then renamed into place."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from stagelens.base.errors import EnvironmentFault, UsageError
+
+
+@contextmanager
+def writing(path: Path) -> Iterator[Path]:
+    """Yields a path to write to; at the end of the block what was written there replaces `path` in one step."""
+    aside = path.with_name(f".{path.name}.{os.getpid()}.part")
+    try:
+        yield aside
+        with aside.open("rb+") as file:
+            os.fsync(file.fileno())
+        aside.replace(path)
+    except OSError as error:
+        raise EnvironmentFault(
+            f"cannot write {path}: {error.strerror or error}; free space or mend the folder, then try again "
+            "(a run: with --resume)"
+        ) from error
+    finally:
+        with suppress(OSError):
+            aside.unlink()
+
+
+def write_text(path: Path, text: str) -> None:
+    with writing(path) as aside:
+        aside.write_text(text, encoding="utf-8")
+
+
+def safe_name(name: str) -> str:
+    """`name` if it can name one folder inside the runs folder, else an error."""
+    if (
+        not name
+        or name in (".", "..")
+        or name != name.strip()
+        or any(c in name for c in "/\\\0")
+        or name.startswith(".")
+    ):
+        raise UsageError(f"run name {name!r}: expected a plain folder name, without '/', '\\' or a leading '.'")
+    if len(name.encode()) > 200 or not name.isprintable():
+        raise UsageError(f"run name {name[:40]!r}: expected at most 200 printable characters")
+    return name

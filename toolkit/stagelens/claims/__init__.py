@@ -1,0 +1,5 @@
+"""claims: statements of papers as executable checks, and the lab that trains what they need."""
+
+import lazy_loader
+
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

@@ -1,0 +1,228 @@
+"""Claims: what a paper states, as code that measures it.
+
+A claim yields checks. A check is a value: what was measured, what was expected, how close counts, and where the
+paper says it. A check cannot be made without a measurement: a nan, an infinity or nothing at all is an error, so
+no claim holds because nobody looked.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from stagelens.base import StagelensError
+
+if TYPE_CHECKING:
+    from stagelens.claims.lab import Lab
+
+BUDGETS = ("quick", "paper")  # in order: what a budget can pay for, a later one can too
+VERDICTS = ("holds", "differs", "needs budget", "error")
+REPORTED = "reported, not judged"
+NOT_REACHED = "not reached"
+
+Value = Any  # a number, a string, or a list of values
+
+
+class NoMeasurement(StagelensError):
+    """A check without a finite number: the claim that makes it is in error."""
+
+
+@dataclass(frozen=True)
+class Check:
+    """One comparison of a claim.
+
+    `measured` and `expected` are numbers, strings, or lists of them; `tolerance` is a number in the units of
+    `measured`, or words ("3%", "strict"). `seeds` says of each seed whether the check holds there; it is empty where
+    the check is not about training from random initializations.
+    """
+
+    what: str
+    measured: Value
+    expected: Value
+    tolerance: float | str
+    reference: str
+    holds: bool
+    seeds: Mapping[int, bool] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "measured", _there(self.what, self.measured))
+        object.__setattr__(self, "expected", _plain(self.expected))
+        object.__setattr__(self, "holds", bool(self.holds))
+
+    @property
+    def judged(self) -> bool:
+        """Whether it could have differed."""
+        return bool(self.expected != REPORTED)
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self) | {"seeds": {str(seed): held for seed, held in self.seeds.items()}}
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> Check:
+        return cls(**{**values, "seeds": {int(seed): held for seed, held in values["seeds"].items()}})
+
+
+def close(
+    what: str, measured: Value, expected: Value, tolerance: float, reference: str, *, relative: bool = True
+) -> Check:
+    """|measured - expected| <= tolerance |expected|, or with `relative=False` <= tolerance; lists item by item."""
+    pairs = _pairs(what, _there(what, measured), _plain(expected))
+    near = [
+        _is_number(m) and _is_number(e) and abs(m - e) <= tolerance * (abs(e) if relative else 1.0) for m, e in pairs
+    ]
+    return Check(what, measured, expected, f"{100 * tolerance:g}%" if relative else tolerance, reference, all(near))
+
+
+def equal(what: str, measured: Value, expected: Value, reference: str) -> Check:
+    """measured = expected, exactly: for counts, names and sequences of them."""
+    return Check(what, measured, expected, "exact", reference, _plain(measured) == _plain(expected))
+
+
+def ordered(what: str, numbers: Sequence[float | str], reference: str) -> Check:
+    """Each number is larger than the one before. Words in a number's place ("not by step 500") are in no order."""
+    values = _there(what, numbers)
+    if len(values) < 2:
+        raise NoMeasurement(f"{what}: an order needs two numbers, and there are {len(values)}")
+    rising = all(_is_number(a) and _is_number(b) and a < b for a, b in pairwise(values))
+    return Check(what, values, "strictly increasing", "strict", reference, rising)
+
+
+def at_most(what: str, measured: Value, limit: float, reference: str) -> Check:
+    """measured <= limit; of a list, every item."""
+    values = _items(_there(what, measured))
+    return Check(what, measured, f"<= {limit:g}", 0.0, reference, all(_is_number(v) and v <= limit for v in values))
+
+
+def at_least(what: str, measured: Value, limit: float, reference: str) -> Check:
+    """measured >= limit; of a list, every item."""
+    values = _items(_there(what, measured))
+    return Check(what, measured, f">= {limit:g}", 0.0, reference, all(_is_number(v) and v >= limit for v in values))
+
+
+def reported(what: str, measured: Value, reference: str) -> Check:
+    """A number that belongs to the claim but is not judged. A claim needs a check that is judged beside it."""
+    return Check(what, measured, REPORTED, "none", reference, True)
+
+
+def reached(value: Value, words: str = NOT_REACHED) -> Value:
+    """`value` as a check takes it: nan, infinity, None and an empty list become `words`; lists item by item.
+
+    For measurements of something that may not happen within a run. Words fail every numeric check, so the claim
+    differs; without them it would be in error.
+    """
+    value = _plain(value)
+    if isinstance(value, list) and value:
+        return [reached(item, words) for item in value]
+    return words if _lacking(value) else value
+
+
+def in_every_seed(checks: Mapping[int, Check]) -> Check:
+    """The same check of several seeds as one: it holds where it holds in all of them; `measured` lists them."""
+    if not checks:
+        raise NoMeasurement("a check over seeds has no seed")
+    first = next(iter(checks.values()))
+    expected = [check.expected for check in checks.values()]
+    return replace(
+        first,
+        measured=[check.measured for check in checks.values()],
+        expected=first.expected if all(value == first.expected for value in expected) else expected,
+        holds=all(check.holds for check in checks.values()),
+        seeds={seed: check.holds for seed, check in checks.items()} if first.judged else {},
+    )
+
+
+class Claim(ABC):
+    """A statement of a paper. A subclass says what is measured:
+
+        class Drops(Claim):
+            id, title, reference = "X1", "the loss falls in three drops", "Fig. 1"
+
+            def checks(self, lab):
+                runs = {seed: lab.run("mine/task", {"steps": 500}, seed) for seed in lab.seeds}
+                yield in_every_seed({s: equal("drops", drops(run), 3, "Fig. 1") for s, run in runs.items()})
+
+    It holds where all of its checks do. `budget` is the least that it needs: a `paper` claim is not run on `quick`.
+    """
+
+    id: ClassVar[str]
+    title: ClassVar[str]
+    reference: ClassVar[str] = ""
+    budget: ClassVar[str] = "quick"
+    seeds: ClassVar[int] = 3
+
+    @abstractmethod
+    def checks(self, lab: Lab) -> Iterable[Check]:
+        """The checks, made from runs that `lab` trains or has kept. The seeds to use are `lab.seeds`."""
+
+
+@dataclass(frozen=True)
+class Result:
+    """A claim with its verdict. `error` is one line; `traceback` is there when the claim raised."""
+
+    id: str
+    plugin: str
+    title: str
+    reference: str
+    verdict: str  # holds | differs | needs budget | error
+    budget: str  # that it was verified with
+    seeds: int
+    seconds: float
+    checks: tuple[Check, ...] = ()
+    error: str = ""
+    traceback: str = ""
+    verified: str = ""  # when, as an ISO time
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self) | {"checks": [check.to_dict() for check in self.checks]}
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> Result:
+        return cls(**{**values, "checks": tuple(Check.from_dict(check) for check in values["checks"])})
+
+
+def _there(what: str, value: Value) -> Value:
+    """`value` in plain Python, or an error where it is not a measurement."""
+    value = _plain(value)
+    if lacking := _lacking(value):
+        raise NoMeasurement(f"{what}: a claim cannot hold without a measurement, and this one is {lacking}")
+    return value
+
+
+def _pairs(what: str, measured: Value, expected: Value) -> list[tuple[Any, float]]:
+    """(measured, expected), item by item."""
+    ours, theirs = _items(measured), _items(expected)
+    if len(ours) != len(theirs):
+        raise NoMeasurement(f"{what}: measured {measured!r} and expected {expected!r} do not pair")
+    return list(zip(ours, theirs, strict=True))
+
+
+def _items(value: Value) -> list[Any]:
+    return value if isinstance(value, list) else [value]
+
+
+def _is_number(value: Value) -> bool:
+    return isinstance(value, int | float)
+
+
+def _plain(value: Value) -> Value:
+    """`value` as JSON knows it: numpy's numbers and arrays become Python's."""
+    if hasattr(value, "tolist"):
+        value = value.tolist()
+    if isinstance(value, Sequence) and not isinstance(value, str):
+        return [_plain(item) for item in value]
+    return value
+
+
+def _lacking(value: Value) -> str:
+    """What is wrong with a measured value; empty where nothing is."""
+    if isinstance(value, list):
+        return next(filter(None, map(_lacking, value)), "") if value else "empty"
+    if isinstance(value, str):
+        return "" if value else "empty"
+    if isinstance(value, int | float):
+        return "" if math.isfinite(value) else str(value)
+    return "missing" if value is None else f"a {type(value).__name__}"

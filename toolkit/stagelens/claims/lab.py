@@ -1,0 +1,199 @@
+"""The lab: trains what claims need, once, and keeps it.
+
+A run's folder is named after everything that its numbers depend on: the task, its whole config, the seed, the probes,
+the device, the versions of the libraries, and the source of the toolkit, of the probes and of the task's own package.
+So a run is reused exactly as long as nothing of that has changed, and claims that ask for the same run share it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import inspect
+import os
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cache
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from stagelens.base import EnvironmentFault, StagelensError, content_name
+
+if TYPE_CHECKING:
+    from stagelens.experiments import Experiment
+    from stagelens.host import Host
+    from stagelens.runs import Run
+
+CACHE_ENVIRONMENT = "STAGELENS_CACHE"
+# The modules and folders, directly inside a package, that have no part in making a run. All others count, and so does
+# whatever is added. A test runs every task without a report and fails if it loads one of these.
+NO_PART_IN_RUNS = frozenset({"claims", "figures", "report", "testing", "cli"})  # `text_claims` is as `claims`
+# The rooms and modules of the toolkit that come after a run. A plugin's runs may depend on a file of such a name.
+NO_PART_IN_RUNS_HERE = NO_PART_IN_RUNS | {"api", "comparing", "sweeps"}
+
+Watch = Callable[[str, float, float], None]  # (what is run, step, steps)
+
+
+def cache_folder(given: str | Path | None = None) -> Path:
+    """The folder of kept runs: as given, else `$STAGELENS_CACHE`, else the user's cache folder on this system."""
+    if chosen := given or os.environ.get(CACHE_ENVIRONMENT):
+        return Path(chosen)
+    if sys.platform == "win32":
+        return Path(os.environ.get("LOCALAPPDATA") or Path.home() / "AppData" / "Local") / "stagelens" / "cache"
+    if sys.platform == "darwin":
+        return Path.home() / "Library" / "Caches" / "stagelens"
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "stagelens"
+
+
+@dataclass(frozen=True)
+class Lab:
+    """Where a claim gets its runs. `seeds` are those that it should use, `budget` names the preset of its runs."""
+
+    host: Host
+    cache: Path
+    budget: str = "quick"
+    seeds: tuple[int, ...] = (0, 1, 2)
+    watch: Watch | None = None
+    _opened: dict[Path, Run] = field(default_factory=dict)
+
+    def run(
+        self,
+        task: str | type[Experiment],
+        settings: Mapping[str, Any] | None = None,
+        seed: int = 0,
+        *,
+        preset: str | None = None,
+        probes: Sequence[str] | None = None,
+    ) -> Run:
+        """The finished run of `task` with these settings over the preset: kept, gone on with, or trained now."""
+        from filelock import FileLock
+
+        from stagelens.runs import load
+        from stagelens.training import run
+
+        preset = preset or self.budget
+        folder = self.cache / "runs" / self._name(task, settings or {}, seed, preset, probes)
+        if folder in self._opened:
+            return self._opened[folder]
+        try:
+            folder.parent.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise EnvironmentFault(f"cannot make {folder.parent}: {error.strerror}; give another --cache") from None
+        with FileLock(folder.with_name(f".{folder.name}.lock")):  # whoever else wants this run waits for it here
+            if not (folder / "run.json").exists() or load(folder).status != "finished":
+                done = run(
+                    task,
+                    preset=preset,
+                    settings=settings or {},
+                    seed=seed,
+                    runs=folder.parent,
+                    name=folder.name,
+                    resume=True,
+                    probes=probes,
+                    host=self.host,
+                    progress=self._progress(task, seed),
+                )
+                if done.manifest.status == "interrupted":
+                    raise KeyboardInterrupt
+                if done.manifest.status != "finished":
+                    raise StagelensError(f"the run {folder.name!r} failed: {done.manifest.error}")
+        self._opened[folder] = load(folder, host=self.host)
+        return self._opened[folder]
+
+    def each_seed(
+        self,
+        task: str | type[Experiment],
+        settings: Mapping[str, Any] | None = None,
+        *,
+        preset: str | None = None,
+        probes: Sequence[str] | None = None,
+    ) -> dict[int, Run]:
+        """The same run with each of `seeds`."""
+        return {seed: self.run(task, settings, seed, preset=preset, probes=probes) for seed in self.seeds}
+
+    def with_seeds(self, count: int) -> Lab:
+        """The same lab, with the same runs, for a claim that wants `count` seeds."""
+        return replace(self, seeds=tuple(range(count)))
+
+    def _progress(self, task: str | type[Experiment], seed: int) -> Callable[[float, float, float | None], None] | None:
+        watch = self.watch
+        if watch is None:
+            return None
+        label = f"{task if isinstance(task, str) else task.id} seed {seed}"
+        return lambda step, steps, loss: watch(label, step, steps)  # noqa: ARG005
+
+    def _name(
+        self,
+        task: str | type[Experiment],
+        settings: Mapping[str, Any],
+        seed: int,
+        preset: str,
+        probes: Sequence[str] | None,
+    ) -> str:
+        """The folder's name: readable first, then a digest of what the run's numbers depend on."""
+        from stagelens.base import resolve_device
+        from stagelens.experiments import as_settings, make_config
+        from stagelens.runs import versions
+
+        kind = self.host.task(task).load() if isinstance(task, str) else task
+        used = probes or getattr(kind, "probes", None) or [name for name, ref in self.host.probes if ref.default]
+        makers = [kind, *(self.host.probes[name].load() for name in used)]
+        depends_on = {
+            "task": kind.id,
+            "config": make_config(kind.Config, kind.presets, preset, as_settings(settings)).model_dump(mode="json"),
+            "seed": seed,
+            "probes": sorted(used),
+            "device": str(resolve_device("auto")),
+            "versions": versions(),
+            "source": sorted({digest_of(find_source("stagelens")), *map(digest_of_class, makers)}),
+        }
+        return content_name(kind.id, f"{preset}-seed{seed}", depends_on)
+
+
+def digest_of_class(kind: type[Any]) -> str:
+    """A digest of the source that `kind` comes from. What was typed into a notebook has none: it is of this process."""
+    try:
+        return digest_of(source_of(kind))
+    except OSError:
+        return f"process {os.getpid()}"
+
+
+def source_of(kind: type[Any]) -> Path:
+    """The package folder that `kind` comes from, or its file where it is not in a package."""
+    package = kind.__module__.partition(".")[0]
+    if "." in kind.__module__ or package == getattr(sys.modules[kind.__module__], "__package__", None):
+        return find_source(package)
+    return Path(inspect.getfile(kind))
+
+
+@cache
+def find_source(package: str) -> Path:
+    spec = find_spec(package)
+    if spec is None or spec.origin is None:
+        raise StagelensError(f"package {package!r} has no source to tell whether it changed")
+    return Path(spec.origin).parent
+
+
+@cache
+def digest_of(source: Path) -> str:
+    """A digest of the Python source that makes runs: of a file, or of a package's `run_files`."""
+    digest = hashlib.sha256()
+    for file in run_files(source):
+        name = file.relative_to(source).as_posix() if source.is_dir() else file.name
+        digest.update(f"{name}\0".encode() + file.read_bytes())
+    return digest.hexdigest()
+
+
+def run_files(source: Path) -> list[Path]:
+    """The Python files that a run's numbers may depend on: `source` itself, or those of the package in `source`."""
+    if not source.is_dir():
+        return [source]
+    here = source == find_source("stagelens")
+    aside = NO_PART_IN_RUNS_HERE if here else NO_PART_IN_RUNS
+
+    def counts(file: Path) -> bool:
+        top = file.relative_to(source).with_suffix("").parts[0]
+        return top not in aside and (here or top.rpartition("_")[2] not in aside)
+
+    return sorted(filter(counts, source.glob("**/*.py")))

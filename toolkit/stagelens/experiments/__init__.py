@@ -1,0 +1,5 @@
+"""experiments: what a plugin author writes (config, task, flow, prediction, schedule), and its training in memory."""
+
+import lazy_loader
+
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

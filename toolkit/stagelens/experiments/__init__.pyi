@@ -1,0 +1,30 @@
+from .batches import Batches as Batches, eval_batch as eval_batch, move as move, own as own
+from .config import (
+    Config as Config,
+    FlowConfig as FlowConfig,
+    TaskConfig as TaskConfig,
+    as_settings as as_settings,
+    make_config as make_config,
+    text_of as text_of,
+    validate as validate,
+)
+from .experiment import Experiment as Experiment
+from .finite import FirstBad as FirstBad
+from .flow import (
+    Diverged as Diverged,
+    Event as Event,
+    Floats as Floats,
+    Flow as Flow,
+    State as State,
+    integrate as integrate,
+)
+from .prediction import (
+    Prediction as Prediction,
+    Score as Score,
+    nearest_pairs as nearest_pairs,
+    score as score,
+    too_late as too_late,
+)
+from .schedule import CHECKPOINTS as CHECKPOINTS, Schedule as Schedule
+from .task import Batch as Batch, Group as Group, Phase as Phase, Task as Task
+from .training import SMALLER as SMALLER, Training as Training, fused as fused

@@ -1,0 +1,99 @@
+"""Batches: the data of a step as a function of (seed, step) alone."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+from collections.abc import Callable, MutableMapping
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from stagelens.base import UsageError, generator
+from stagelens.experiments.task import Batch, Task
+
+
+def map_leaves(function: Callable[[Any], Any], batch: Batch) -> Batch:
+    """`batch` with `function` applied to what its mappings, lists, tuples and dataclasses hold."""
+    if isinstance(batch, dict):
+        return {key: map_leaves(function, value) for key, value in batch.items()}
+    if isinstance(batch, tuple | list):
+        values = [map_leaves(function, value) for value in batch]
+        return type(batch)(*values) if hasattr(batch, "_fields") else type(batch)(values)
+    if isinstance(batch, MutableMapping):  # such as the BatchEncoding of a tokenizer
+        mapped = copy.copy(batch)
+        for key, value in batch.items():
+            mapped[key] = map_leaves(function, value)
+        return mapped
+    if dataclasses.is_dataclass(batch) and not isinstance(batch, type):
+        replaced = copy.copy(batch)
+        for field in dataclasses.fields(batch):
+            object.__setattr__(replaced, field.name, map_leaves(function, getattr(batch, field.name)))
+        return replaced
+    return function(batch)
+
+
+def map_tensors(function: Callable[[Tensor], Tensor], batch: Batch) -> Batch:
+    """`batch` with `function` applied to each of its tensors."""
+    return map_leaves(lambda leaf: function(leaf) if isinstance(leaf, Tensor) else leaf, batch)
+
+
+def move(batch: Batch, device: torch.device | str) -> Batch:
+    """`batch` on `device`."""
+    return map_tensors(lambda tensor: tensor.to(device), batch)
+
+
+def own(batch: Batch, device: torch.device | str | None = None) -> Batch:
+    """A copy of `batch`, on `device` if one is given. Later changes of `batch` in place do not reach the copy.
+
+    Tensors and numpy arrays are copied, without a tensor's graph. Other objects are shared.
+    """
+
+    def copied(leaf: Any) -> Any:
+        if isinstance(leaf, Tensor):
+            return leaf.detach().to(device, copy=True).requires_grad_(leaf.requires_grad)
+        return leaf.copy() if isinstance(leaf, np.ndarray) else leaf
+
+    return map_leaves(copied, batch)
+
+
+class Batches:
+    """Training batches of a task: fresh at every step, or passes over a fixed set of `train_size` sequences."""
+
+    def __init__(self, task: Task, device: torch.device | str = "cpu") -> None:
+        config = task.config
+        if 0 < config.train_size < config.batch_size:
+            raise UsageError(
+                f"train_size {config.train_size} is smaller than batch_size {config.batch_size}; "
+                f"give at least one batch of sequences, or train_size=0 for fresh data at every step"
+            )
+        self._task = task
+        self._device = device
+        self._set: Batch | None = None
+        self._pass: tuple[int, Tensor] | None = None
+        if config.train_size:
+            self._set = move(task.sample(config.train_size, generator(task.seed, "train")), device)
+
+    def __call__(self, step: int) -> Batch:
+        """The batch of `step`."""
+        config = self._task.config
+        if self._set is None:
+            return move(self._task.sample(config.batch_size, generator(self._task.seed, "train", step)), self._device)
+        per_pass = config.train_size // config.batch_size
+        number, index = divmod(step, per_pass)
+        chosen = self._order(number)[index * config.batch_size : (index + 1) * config.batch_size]
+        return map_tensors(lambda tensor: tensor[chosen], self._set)
+
+    def _order(self, number: int) -> Tensor:
+        """The order of the sequences in pass `number`."""
+        if self._pass is None or self._pass[0] != number:
+            order = torch.randperm(self._task.config.train_size, generator=generator(self._task.seed, "order", number))
+            self._pass = (number, order.to(self._device))
+        return self._pass[1]
+
+
+def eval_batch(task: Task, device: torch.device | str = "cpu") -> Any:
+    """The fixed batch on which a run is evaluated and probed."""
+    return move(task.sample(task.config.eval_size, generator(task.seed, "eval")), device)

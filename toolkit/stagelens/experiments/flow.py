@@ -1,0 +1,170 @@
+"""The flow: a task given by differential equations, integrated instead of trained."""
+
+from __future__ import annotations
+
+import warnings
+from abc import abstractmethod
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from stagelens.base import StagelensError
+from stagelens.experiments.config import Config, FlowConfig
+from stagelens.experiments.experiment import Experiment
+from stagelens.timelines import Measurement, Reading, pack
+
+Floats = NDArray[np.float64]
+State = Mapping[str, Floats]
+
+
+def quiet() -> np.errstate:
+    """No warnings of numpy, where what is not finite is looked for."""
+    return np.errstate(over="ignore", invalid="ignore", divide="ignore")
+
+
+@dataclass(frozen=True)
+class Event:
+    """Something that happens when `function(time, state)` crosses zero; a `terminal` one ends the integration.
+
+    `direction` 1 counts only crossings from below, -1 only those from above, 0 both.
+    """
+
+    name: str
+    function: Callable[[float, State], float]
+    terminal: bool = True
+    direction: int = 0
+
+
+class Flow(Experiment):
+    """Named state, derivative, observables and stopping events."""
+
+    Config: ClassVar[type[Config]] = FlowConfig
+
+    @abstractmethod
+    def initial(self) -> State:
+        """The state at time 0; its randomness comes from `self.seed`."""
+
+    @abstractmethod
+    def derivative(self, time: float, state: State) -> State:
+        """d state / d time, of the same names and shapes."""
+
+    @abstractmethod
+    def observables(self, time: float, state: State) -> Iterable[Reading]:
+        """What is recorded of the state."""
+
+    def events(self) -> Sequence[Event]:
+        return ()
+
+    def times(self) -> Floats:
+        """The times that are recorded: half of them even, half even in log time."""
+        end, points = self.config.time, self.config.points
+        log = np.geomspace(end / 10**4, end, points - points // 2)
+        return np.unique(np.concatenate([np.linspace(0, end, points // 2 + 1), log]))
+
+
+@dataclass(frozen=True)
+class Trajectory:
+    """A solved flow: what was recorded, when each event first happened, and why it ended early if it failed."""
+
+    measurements: list[Measurement]
+    readings: list[list[Reading]]  # of each measurement
+    events: dict[str, float]
+    error: str = ""
+
+
+class Diverged(StagelensError):
+    """A derivative or a loss that is not a finite number."""
+
+
+def integrate(flow: Flow, progress: Callable[[float], None] | None = None) -> Trajectory:
+    """Solves `flow` with scipy's `solve_ivp` and records its observables on its times, up to the terminal event."""
+    from scipy.integrate import solve_ivp
+
+    config = flow.config
+    initial = flow.initial()
+    pack_state, unpack_state = _packing(initial)
+
+    def derivative(time: float, flat: Floats) -> Floats:
+        if progress is not None:
+            progress(time)
+        with quiet():  # looked for below
+            rate = pack_state(flow.derivative(time, unpack_state(flat)))
+        if not np.isfinite(rate).all():
+            raise Diverged(f"the derivative is not finite at time {time:.6g}")
+        return rate
+
+    def observe(time: float, flat: Floats) -> list[Reading]:
+        with quiet():
+            return list(flow.observables(time, unpack_state(flat)))
+
+    events = list(flow.events())
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", UserWarning)  # of the solver; its message says the same
+            solution: Any = solve_ivp(
+                derivative,
+                (0.0, config.time),
+                pack_state(initial),
+                method=_stopping(config.method),
+                rtol=config.rtol,
+                atol=config.atol,
+                dense_output=True,
+                events=[_scipy_event(event, unpack_state) for event in events] or None,
+            )
+    except Diverged as error:  # in the first step
+        readings = [observe(0.0, pack_state(initial))]
+        return Trajectory([pack(0.0, readings[0])], readings, {}, str(error))
+    end = float(solution.t[-1])
+    times = flow.times()
+    times = np.append(times[times < end], end)
+    states = [solution.sol(t) if end > 0 else solution.y[:, 0] for t in times]
+    readings = [observe(float(t), x) for t, x in zip(times, states, strict=True)]
+    measurements = [pack(float(t), found) for t, found in zip(times, readings, strict=True)]
+    happened = {e.name: float(t[0]) for e, t in zip(events, solution.t_events or [], strict=False) if len(t)}
+    reason = "" if solution.success else f"{solution.message}; the solution is kept up to time {end:.6g}"
+    return Trajectory(measurements, readings, happened, reason)
+
+
+def _stopping(method: str) -> Any:
+    """scipy's solver called `method`, which fails where the derivative diverges instead of raising: then scipy
+    gives back the solution up to there."""
+    import scipy.integrate
+
+    class Stopping(getattr(scipy.integrate, method)):  # type: ignore[misc]
+        def _step_impl(self) -> tuple[bool, str | None]:
+            try:
+                taken: tuple[bool, str | None] = super()._step_impl()
+                return taken
+            except Diverged as error:
+                return False, str(error)
+
+    return Stopping
+
+
+def _packing(state: State) -> tuple[Callable[[State], Floats], Callable[[Floats], dict[str, Floats]]]:
+    """Functions from a named state to one flat vector and back."""
+    shapes = {name: np.shape(value) for name, value in state.items()}
+    ends = np.cumsum([0, *(int(np.prod(shape)) for shape in shapes.values())]).tolist()
+    places = [(name, slice(*ends[i : i + 2]), shape) for i, (name, shape) in enumerate(shapes.items())]
+
+    def flatten(named: State) -> Floats:
+        if named.keys() != shapes.keys():
+            raise StagelensError(f"the derivative names {sorted(named)}, the state has {sorted(shapes)}")
+        return np.concatenate([np.ravel(np.asarray(named[name], dtype=np.float64)) for name in shapes])
+
+    def unflatten(flat: Floats) -> dict[str, Floats]:
+        return {name: flat[place].reshape(shape) for name, place, shape in places}
+
+    return flatten, unflatten
+
+
+def _scipy_event(event: Event, unpack_state: Callable[[Floats], State]) -> Callable[[float, Floats], float]:
+    def function(time: float, flat: Floats) -> float:
+        return event.function(time, unpack_state(flat))
+
+    function.terminal = event.terminal  # type: ignore[attr-defined]
+    function.direction = event.direction  # type: ignore[attr-defined]
+    return function

@@ -1,0 +1,184 @@
+"""Predictions: what theory says about a run, and how far the run agrees."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+if TYPE_CHECKING:
+    from stagelens.stages import Stages
+    from stagelens.timelines import Timeline
+
+Floats = NDArray[np.float64]
+Measure = Callable[["Timeline"], float | None]
+Found = tuple[float | None, str, str]  # the measured number, what it is, and why there is none
+
+NOT_REACHED = "not reached"
+NO_PLATEAU = "passed without a plateau"
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """One statement of theory about one series.
+
+    kind `level`: `expected` is a value that the series rests at; by default it is compared with a plateau.
+    kind `time`: `expected` is the step of an event; by default it is compared with a transition. Plateaus and
+    transitions are matched one to one with the predictions of one series, so that none is used twice.
+    kind `curve`: `expected` is a function of the steps; it is compared over `window`, where it was measured.
+    `place` picks one number a step of a series with dims, by coordinate: `{"head": 2}`.
+    `event` replaces the default comparison of a time: it names the event of the flow that the time is compared with.
+    `measure` replaces it too: it takes the timeline and returns the measured number, or None. `compared_with` then
+    says in words what that number is.
+    """
+
+    name: str
+    kind: Literal["level", "time", "curve"]
+    expected: float | Callable[[Floats], Floats]
+    reference: str  # the equation or figure it comes from
+    series: str = "loss"
+    window: tuple[float, float] | None = None
+    measure: Measure | None = None
+    place: Mapping[str, Any] = field(default_factory=dict)
+    event: str = ""
+    compared_with: str = ""
+
+
+@dataclass(frozen=True)
+class Score:
+    """A prediction beside what was measured. `error` is relative; None: nothing was measured to compare with.
+
+    `compared_with` says what `measured` is, `note` why there is no such number.
+    """
+
+    name: str
+    kind: str
+    series: str
+    expected: float | None
+    measured: float | None
+    error: float | None
+    reference: str
+    compared_with: str = ""
+    note: str = ""
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def score(
+    predictions: Sequence[Prediction], timeline: Timeline, events: Mapping[str, float] | None = None
+) -> list[Score]:
+    """Each prediction beside its measurement. `events` are the times of a flow's events, by name."""
+    matched = iter(_matched([p for p in predictions if not (p.kind == "curve" or p.measure or p.event)], timeline))
+
+    def scored(prediction: Prediction) -> Score:
+        if prediction.kind == "curve":
+            return _score_curve(prediction, timeline)
+        if prediction.measure is not None:
+            what = prediction.compared_with or f"measured on {prediction.series}"
+            return _score_number(prediction, *_given(prediction.measure(timeline), what))
+        if prediction.event:
+            when = (events or {}).get(prediction.event)
+            return _score_number(prediction, *_given(when, f"event {prediction.event!r}"))
+        return _score_number(prediction, *next(matched))
+
+    return [scored(prediction) for prediction in predictions]
+
+
+def nearest_pairs(expected: Sequence[float], measured: Sequence[float]) -> list[int | None]:
+    """For each expected number the index of its measured one, or None. No measured number is used twice.
+
+    A measured number can only belong to the expected number that is nearest to it. Where several belong to one
+    expected number, the nearest of them is taken. So pairs keep their order, and a number that was not reached gets
+    none: what is measured lies nearer to another.
+    """
+    distances = np.abs(np.subtract.outer(np.asarray(expected, dtype=float), np.asarray(measured, dtype=float)))
+    if not distances.size:
+        return [None] * len(expected)
+    owner = distances.argmin(axis=0)  # [measured]
+    pairs: list[int | None] = []
+    for i, row in enumerate(distances):
+        own = np.flatnonzero(owner == i)
+        pairs.append(int(own[row[own].argmin()]) if len(own) else None)
+    return pairs
+
+
+def too_late(predictions: Sequence[Prediction], end: float, key: str = "steps") -> list[str]:
+    """One warning if theory puts times after the end of the run; else none. `key`: the config key of that end."""
+    times = {p.name: float(p.expected) for p in predictions if p.kind == "time" and not callable(p.expected)}
+    late = {name: when for name, when in times.items() if when > end}
+    if not late:
+        return []
+    named = ", ".join(f"{name!r} at {when:.6g}" for name, when in late.items())
+    needed = f"to see that, give {key} above {max(late.values()):.6g}"
+    return [f"theory puts {named}, after the end of this run at {key}={end:g}; {needed}"]
+
+
+def _given(measured: float | None, what: str) -> Found:
+    missing = measured is None or not np.isfinite(measured)
+    return (None, what, NOT_REACHED) if missing else (measured, what, "")
+
+
+def _score_number(prediction: Prediction, measured: float | None, compared_with: str, note: str) -> Score:
+    assert not callable(prediction.expected)
+    expected = float(prediction.expected)
+    error = None if measured is None else abs(measured - expected) / (abs(expected) or 1.0)
+    label = (prediction.name, prediction.kind, prediction.series)
+    return Score(*label, expected, measured, error, prediction.reference, compared_with, note)
+
+
+def _matched(predictions: Sequence[Prediction], timeline: Timeline) -> list[Found]:
+    """The plateau of each level and the transition of each time, none of them used twice."""
+    alike: dict[Any, list[int]] = {}  # predictions of one kind about one series
+    for i, prediction in enumerate(predictions):
+        alike.setdefault((prediction.kind, prediction.series, *prediction.place.items()), []).append(i)
+    result: list[Found] = [(None, "", "")] * len(predictions)
+    for (kind, series, *_), members in alike.items():
+        if series not in timeline:
+            found: list[Found] = [(None, "", f"{series} was not recorded")] * len(members)
+        else:
+            curve = timeline.scalar(series, predictions[members[0]].place)
+            found = _in_stages([float(predictions[i].expected) for i in members], kind, series, *curve)  # type: ignore[arg-type]
+        for i, one in zip(members, found, strict=True):
+            result[i] = one
+    return result
+
+
+def _in_stages(expected: Sequence[float], kind: str, series: str, steps: Any, values: Floats) -> list[Found]:
+    from stagelens.stages import detect_stages
+
+    stages: Stages = detect_stages(steps, values)
+    levels = kind == "level"
+    measured = [p.level for p in stages.plateaus] if levels else [t.at for t in stages.transitions]
+    found: list[Found] = []
+    for number, pair in zip(expected, nearest_pairs(expected, measured), strict=True):
+        if pair is not None:
+            found.append((measured[pair], f"{'plateau' if levels else 'transition'} {pair + 1} of {series}", ""))
+        else:
+            passed = levels and values.min() <= number <= values.max()
+            found.append((None, "", NO_PLATEAU if passed else NOT_REACHED))
+    return found
+
+
+def _score_curve(prediction: Prediction, timeline: Timeline) -> Score:
+    """The largest distance between curve and series over the window, relative to the curve's range there."""
+    assert callable(prediction.expected)
+    label = (prediction.name, "curve", prediction.series)
+    if prediction.series not in timeline:
+        note = f"{prediction.series} was not recorded"
+        return Score(*label, None, None, None, prediction.reference, note=note)
+    steps, values = timeline.scalar(prediction.series, prediction.place)
+    low, high = prediction.window or (-np.inf, np.inf)
+    inside = (steps >= low) & (steps <= high)
+    if not inside.any():
+        return Score(*label, None, None, None, prediction.reference, note=NOT_REACHED)
+    curve = np.asarray(prediction.expected(steps[inside].astype(np.float64)))
+    worst = int(np.argmax(np.abs(curve - values[inside])))
+    size = float(np.ptp(curve)) or float(np.max(np.abs(curve))) or 1.0
+    distance = float(abs(curve[worst] - values[inside][worst]))
+    pair = float(curve[worst]), float(values[inside][worst]), distance / size
+    what = f"{prediction.series} at step {steps[inside][worst]:g}, where it is furthest from the curve"
+    return Score(*label, *pair, prediction.reference, what)

@@ -1,0 +1,148 @@
+"""The task: data, model, loss and optimizer under one id, with a validated config and presets."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from stagelens.base import UsageError
+from stagelens.experiments.config import Config, TaskConfig
+from stagelens.experiments.experiment import Experiment
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+    from torch.optim import Optimizer
+    from transformer_lens import HookedRootModule
+
+    from stagelens.experiments.schedule import Schedule
+
+Batch = Any  # a tensor, or a tuple, list or dict of tensors; the batch is the first dimension of each
+
+
+@dataclass(frozen=True)
+class Group:
+    """Keys that belong together, as a query sees them: by offset (query - key) or by position of the key.
+
+    Negative positions count from the last key, as in Python. `layers` are the layers whose keys are meant; None: all.
+    """
+
+    offsets: tuple[int, ...] = ()
+    positions: tuple[int, ...] = ()
+    layers: tuple[int, ...] | None = None
+
+    def mask(self, n_query: int, n_key: int, device: torch.device | str = "cpu") -> Tensor:
+        """bool [query, key]. With fewer queries than keys, the last query is at the last key."""
+        import torch
+
+        key = torch.arange(n_key, device=device)
+        query = torch.arange(n_key - n_query, n_key, device=device)
+        offset = query[:, None] - key[None, :]
+        mask = torch.zeros(n_query, n_key, dtype=torch.bool, device=device)
+        for value in self.offsets:
+            mask |= offset == value
+        for value in self.positions:
+            if not -n_key <= value < n_key:
+                raise UsageError(
+                    f"position {value} was given, but there are {n_key} keys; give positions from {-n_key} to "
+                    f"{n_key - 1}, or in `layers` the layers that have more keys"
+                )
+            mask |= key == value % n_key
+        return mask
+
+    def is_in(self, layer: int | None) -> bool:
+        """Whether the keys of `layer` are meant."""
+        return self.layers is None or layer in self.layers
+
+
+@dataclass(frozen=True)
+class Phase:
+    """A part of the training in which only the parameters whose names match `trains` are updated."""
+
+    name: str
+    steps: int
+    trains: tuple[str, ...]  # glob patterns of parameter names
+
+
+class Task(Experiment):
+    """What a plugin author writes. An id and the three abstract methods are enough."""
+
+    Config: ClassVar[type[Config]] = TaskConfig
+    probes: ClassVar[Sequence[str] | None] = None  # None: every default probe
+    scheduler_every: ClassVar[int] = 1  # training steps per step of the scheduler
+
+    @abstractmethod
+    def build_model(self) -> HookedRootModule:
+        """The model at its initialization, on the CPU; its randomness comes from `self.seed`."""
+
+    @abstractmethod
+    def sample(self, n: int, generator: torch.Generator) -> Batch:
+        """`n` sequences drawn with `generator`, on the CPU."""
+
+    @abstractmethod
+    def loss(self, model: HookedRootModule, batch: Batch) -> Tensor:
+        """The scalar loss of `model` on `batch`. It calls the model once."""
+
+    def optimizer(self, model: HookedRootModule) -> Optimizer:
+        """The optimizer of all parameters. Default: Adam at the config's `lr`."""
+        import torch
+
+        return torch.optim.Adam(model.parameters(), lr=self.config.lr)
+
+    def batches(self, device: torch.device | str) -> Callable[[int], Batch]:
+        """step -> its training batch, on `device`. Default: fresh sequences, or passes over `train_size` of them.
+
+        A task that trains on all of its data at every step, or on what is known of them exactly, gives that instead.
+        """
+        from stagelens.experiments.batches import Batches
+
+        return Batches(self, device)
+
+    def scheduler(self, optimizer: Optimizer) -> Any:  # noqa: ARG002
+        """Any torch scheduler, stepped every `scheduler_every` steps; ReduceLROnPlateau sees the training loss."""
+        return None
+
+    def metrics(self, output: Any, batch: Batch) -> Mapping[str, Tensor | float]:  # noqa: ARG002
+        """Scalars of the model's `output` on the evaluation batch, beside the loss itself."""
+        return {}
+
+    def phases(self) -> Sequence[Phase]:
+        """Parts of the training that update only some parameters. Default: one part that updates all."""
+        return ()
+
+    def groups(self) -> Mapping[str, Group]:
+        """Named sets of keys that head specialization is measured against."""
+        return {}
+
+    def directions(self) -> Mapping[str, Tensor]:
+        """Named directions of the key and query space that alignment is measured against, each [d_head]."""
+        return {}
+
+    def references(self) -> Mapping[str, Callable[[Batch], Tensor]]:
+        """Named reference predictors: batch -> log-probabilities shaped as the model's output."""
+        return {}
+
+    def conserved(self, model: HookedRootModule) -> Mapping[str, Tensor]:  # noqa: ARG002
+        """Named quantities that theory says training conserves, of the model's current parameters."""
+        return {}
+
+    def queries(self) -> slice:
+        """The queries that the loss reads. The probes read these in the last layer, and all queries in earlier ones."""
+        return slice(None)
+
+    def answers(self, model: HookedRootModule, inputs: Any) -> Tensor:
+        """`model(inputs)` at the `queries()`, [batch, query, ...], for the loss.
+
+        A model that has a method `answers(inputs, queries)` may leave out what these do not need, as ours do.
+        """
+        answers = getattr(model, "answers", None)
+        found: Tensor = model(inputs)[:, self.queries()] if answers is None else answers(inputs, self.queries())
+        return found
+
+    def schedule(self) -> Schedule:
+        """When to measure."""
+        from stagelens.experiments.schedule import Schedule
+
+        return Schedule()

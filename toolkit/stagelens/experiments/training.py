@@ -1,0 +1,194 @@
+"""The training: a model, its optimizer and its data, advanced one step at a time."""
+
+from __future__ import annotations
+
+import fnmatch
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import ReduceLROnPlateau
+
+from stagelens.base import EnvironmentFault, UsageError, derive, seed_everywhere, untouched_rng
+from stagelens.experiments.finite import FirstBad
+from stagelens.experiments.flow import Diverged
+from stagelens.experiments.task import Batch, Phase, Task
+
+SMALLER = "try a smaller lr, or clip=1"  # what to do about a loss that diverged
+
+
+class Training:
+    """A task being trained. What step `s` does depends on the state after step s - 1 and on (seed, s) alone."""
+
+    def __init__(
+        self, task: Task, device: torch.device | str = "cpu", batches: Callable[[int], Batch] | None = None
+    ) -> None:
+        with untouched_rng():
+            torch.manual_seed(derive(task.seed, "init"))
+            model = task.build_model()
+        from stagelens.models import fast  # TransformerLens is there by now, and not before
+
+        self.model = fast(model).to(device)
+        self.model.train()
+        self.task = task
+        self.device = torch.device(device)
+        self.optimizer = fused(task.optimizer(self.model))
+        self.scheduler = task.scheduler(self.optimizer)
+        self.batches = batches or task.batches(device)
+        self._phases = _phase_ends(task)
+        self._phase: str | None = None
+        self.bad = FirstBad(device=device)
+        self.loss: torch.Tensor | None = None
+        self.gradient_norm: torch.Tensor | None = None
+        self.compile_seconds: float | None = None  # None: not compiled
+        self._compiled: Callable[[Any, Batch], torch.Tensor] | None = None
+
+    def compile(self) -> None:
+        """From now on the step goes through `torch.compile`; probes, which call the task's loss, do not."""
+        if self.device.type == "cpu":
+            _need_compiler()
+        self._compiled = torch.compile(self.task.loss, dynamic=False, options={"fallback_random": True})
+        self.compile_seconds = 0.0
+
+    def advance(self, step: int) -> None:
+        """The update of `step` (from 0). Nothing here waits for the device."""
+        started = time.perf_counter()
+        self.enter_phase(step)
+        if not self.model.training:
+            self.model.train()
+        seed_everywhere(derive(self.task.seed, "step", step))  # dropout
+        loss = self._loss_function()(self.model, self.batches(step))
+        self.optimizer.zero_grad(set_to_none=True)
+        loss.backward()  # type: ignore[no-untyped-call]
+        if self.task.config.clip:
+            self.gradient_norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.task.config.clip)
+        self.optimizer.step()
+        self._step_scheduler(step, loss)
+        self.loss = loss.detach()
+        self.bad.note(step, self.loss)
+        if self.compile_seconds == 0.0:
+            self.compile_seconds = time.perf_counter() - started  # the first step is nearly all compilation
+
+    def _loss_function(self) -> Callable[[Any, Batch], torch.Tensor]:
+        """The task's loss, compiled where that is wanted and no hook would be missed."""
+        if self._compiled is None:
+            return self.task.loss
+        from stagelens.models import watched
+
+        return self.task.loss if watched(self.model) else self._compiled
+
+    def check(self) -> None:
+        """Raises if the loss was not a finite number at some step; says at which."""
+        if (step := int(self.bad.look())) >= 0:
+            raise Diverged(f"the loss became nan or infinite at step {step}; {SMALLER}")
+
+    def scalars(self) -> dict[str, Any]:
+        """What the training itself knows at a measurement."""
+        known = {"train_loss": self.loss, "gradient_norm": self.gradient_norm}
+        rates = {"lr": self.optimizer.param_groups[0]["lr"]} if self.scheduler is not None else {}
+        return {name: value for name, value in known.items() if value is not None} | rates
+
+    def state(self) -> dict[str, Any]:
+        return {
+            "model": dict(self.model.state_dict()),
+            "optimizer": self.optimizer.state_dict(),
+            "scheduler": self.scheduler.state_dict() if self.scheduler is not None else None,
+            "loss": self.loss,
+            "gradient_norm": self.gradient_norm,
+        }
+
+    def load_state(self, state: dict[str, Any]) -> None:
+        device = self.device
+        try:
+            self.model.load_state_dict(state["model"])
+        except (RuntimeError, KeyError) as error:
+            reason = " ".join(str(error).split())[:200]
+            raise UsageError(f"the checkpoint does not fit the model of {self.task.id!r}: {reason}") from None
+        self.optimizer.load_state_dict(state["optimizer"])
+        if self.scheduler is not None:
+            self.scheduler.load_state_dict(state["scheduler"])
+        self.loss = state["loss"].to(device) if state["loss"] is not None else None
+        self.gradient_norm = state["gradient_norm"].to(device) if state["gradient_norm"] is not None else None
+
+    def enter_phase(self, step: int) -> None:
+        """Enters the training phase of `step`: only its parameters get gradients; the optimizer skips the others."""
+        if not self._phases:
+            return
+        phase = next((phase for end, phase in self._phases if step < end), self._phases[-1][1])
+        if phase.name == self._phase:
+            return
+        matched = False
+        for name, parameter in self.model.named_parameters():
+            parameter.requires_grad_(any(fnmatch.fnmatch(name, pattern) for pattern in phase.trains))
+            matched |= parameter.requires_grad
+        if not matched:
+            names = ", ".join(name for name, _ in self.model.named_parameters())
+            raise UsageError(
+                f"phase {phase.name!r} trains {phase.trains}, which match no parameter; there are: {names}"
+            )
+        self._phase = phase.name
+
+    def _step_scheduler(self, step: int, loss: torch.Tensor) -> None:
+        if self.scheduler is None or (step + 1) % self.task.scheduler_every:
+            return
+        if isinstance(self.scheduler, ReduceLROnPlateau):
+            self.scheduler.step(loss.item())
+        else:
+            self.scheduler.step()
+
+
+def fused(optimizer: Optimizer) -> Optimizer:
+    """`optimizer`, which updates all parameters in one kernel where it has one and leaves the choice open.
+
+    It computes the same update up to rounding; a loop over the parameters takes a small model longer than its backward
+    pass. A checkpoint keeps the choice. The kernel of the CPU ignores strides, so parameters that are not contiguous
+    are updated by the loop, and a gradient that is not contiguous is copied before the update.
+    """
+    if type(optimizer) in (torch.optim.Adam, torch.optim.AdamW):
+        for group in optimizer.param_groups:
+            open_ = group["fused"] is None and group["foreach"] is None
+            plain = not (group["differentiable"] or group["capturable"])
+            if open_ and plain and all(_has_kernel(parameter) for parameter in group["params"]):
+                group["fused"] = True
+    optimizer.register_step_pre_hook(_contiguous)
+    return optimizer
+
+
+def _has_kernel(parameter: torch.Tensor) -> bool:
+    return parameter.device.type in ("cpu", "cuda") and parameter.dtype in (torch.float32, torch.float64)
+
+
+def _contiguous(optimizer: Optimizer, *_: Any) -> None:
+    """Before an update: makes the gradients of fused groups contiguous; a group of other parameters is not fused."""
+    for group in optimizer.param_groups:
+        if not group.get("fused"):
+            continue
+        if not all(parameter.is_contiguous() for parameter in group["params"]):
+            group["fused"] = False
+            continue
+        for parameter in group["params"]:
+            if parameter.grad is not None and not parameter.grad.is_contiguous():
+                parameter.grad = parameter.grad.contiguous()
+
+
+def _need_compiler() -> None:
+    from torch._inductor.cpp_builder import get_cpp_compiler
+    from torch._inductor.exc import InvalidCxxCompiler
+
+    try:
+        get_cpp_compiler()
+    except InvalidCxxCompiler:
+        raise EnvironmentFault(
+            "compiling the step needs a C++ compiler, and there is none; install g++ or clang, or run without compiling"
+        ) from None
+
+
+def _phase_ends(task: Task) -> list[tuple[int, Phase]]:
+    """Each phase with the step at which it ends."""
+    ends, end = [], 0
+    for phase in task.phases():
+        end += phase.steps
+        ends.append((end, phase))
+    return ends

@@ -1,0 +1,5 @@
+"""host: finds plugins, keeps their registries, and loads what they name on first use."""
+
+import lazy_loader
+
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

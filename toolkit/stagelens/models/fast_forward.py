@@ -1,0 +1,153 @@
+"""The forward pass where nobody looks: what a HookedTransformer computes, at the speed of plain PyTorch.
+
+TransformerLens makes queries, keys and values apart and writes scores and patterns out, so that hooks can see them.
+With the same parameters, this takes one product for all three, fused attention and native layer norms, and leaves out
+what nobody reads.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from transformer_lens import components as lens
+from transformer_lens.utilities.activation_functions import gelu_new
+
+from stagelens.models import components as ours
+from stagelens.models.covered import blocks_of, own_residual
+
+SHORT = 128  # positions: on a CPU, up to here products are faster than the fused kernel
+EVERY = slice(None)  # every position
+
+
+def logits(model: Any, inputs: Tensor, queries: slice = EVERY) -> Tensor:
+    """Tokens [batch, pos], or vectors [batch, pos, d_in], to logits [batch, query, d_out] at the positions `queries`.
+
+    Of the other positions the last layer makes keys and values only: nothing else of them is read there.
+    """
+    batch, length = inputs.shape[:2]
+    x = _embedded(model, inputs).flatten(0, 1)  # the residual stream, [batch * pos, d_model]
+    blocks = blocks_of(model)
+    for index, block in enumerate(blocks, start=1):
+        asked = queries if index == len(blocks) else EVERY
+        seen = _normalized(block.ln1, x)
+        x = _at(asked, x, batch)
+        asking = seen if asked == EVERY else _normalized(block.ln1, x)
+        x = x + _attention(block.attn, asking, seen, batch, asked)
+        if not model.cfg.attn_only:
+            x = x + _mlp(block.mlp, _normalized(block.ln2, x))
+    if not blocks:
+        x = _at(queries, x, batch)
+    if model.cfg.normalization_type is not None:
+        x = _normalized(model.ln_final, x)
+    found = torch.addmm(model.unembed.b_U, x, model.unembed.W_U)
+    return found.view(batch, len(range(length)[queries]), found.shape[1])
+
+
+def _at(queries: slice, x: Tensor, batch: int) -> Tensor:
+    """[batch * pos, d_model] to [batch * query, d_model]."""
+    return x if queries == EVERY else _sequences(x, batch)[:, queries].flatten(0, 1)
+
+
+def _sequences(x: Tensor, batch: int) -> Tensor:
+    """[batch * pos, n] to [batch, pos, n]; in an empty batch there is no position either."""
+    return x.view(batch, len(x) // max(batch, 1), x.shape[1])
+
+
+def _embedded(model: Any, inputs: Tensor) -> Tensor:
+    """The first residual stream, [batch, pos, d_model]."""
+    weight = model.embed.W_E
+    x = inputs @ weight if inputs.is_floating_point() else F.embedding(inputs, weight)
+    if model.cfg.positional_embedding_type == "standard":
+        x = x + model.pos_embed.W_pos[: inputs.shape[1]]
+    return _dropped(model.embed_dropout, x) if own_residual(model) else x
+
+
+def _normalized(norm: Any, x: Tensor) -> Tensor:
+    if type(norm) is nn.Identity:
+        return x
+    weight, bias = (norm.w, norm.b) if type(norm) is lens.LayerNorm else (None, None)
+    return F.layer_norm(x, x.shape[-1:], weight, bias, norm.eps)
+
+
+def _attention(attn: Any, asking: Tensor, seen: Tensor, batch: int, queries: slice) -> Tensor:
+    """What the heads write where they ask, [batch * query, d_model], of what they see, [batch * pos, d_model]."""
+    if asking is seen:
+        q, k, v = _projected(attn, "QKV", seen, batch)
+    else:
+        (q,), (k, v) = _projected(attn, "Q", asking, batch), _projected(attn, "KV", seen, batch)
+    z = _attended(attn, q, k, v, queries).transpose(1, 2)  # [batch, query, head, d_head]
+    out = torch.addmm(attn.b_O, z.flatten(2).flatten(0, 1), attn.W_O.flatten(0, 1))
+    return _dropped(attn.out_dropout, out) if type(attn) is ours.Attention else out
+
+
+def _projected(attn: Any, names: str, x: Tensor, batch: int) -> Tensor:
+    """Queries, keys and values, those of them that `names` has, by one product: [name, batch, head, pos, d_head]."""
+    heads, _, d_head = attn.W_Q.shape
+    weight = _joined([getattr(attn, f"W_{name}") for name in names])  # [name * head, d_model, d_head]
+    bias = _joined([getattr(attn, f"b_{name}") for name in names])
+    packed = _sequences(torch.addmm(bias.flatten(), x, weight.transpose(0, 1).flatten(1)), batch)
+    return packed.view(*packed.shape[:2], len(names), heads, d_head).permute(2, 0, 3, 1, 4)
+
+
+def _joined(parts: list[Tensor]) -> Tensor:
+    return torch.cat(parts) if len(parts) > 1 else parts[0]
+
+
+def _attended(attn: Any, q: Tensor, k: Tensor, v: Tensor, queries: slice) -> Tensor:
+    """What the queries [batch, head, query, d_head] read of the values [batch, head, pos, d_head].
+
+    The fused kernel is for long sequences, for some of the queries and for other devices: on a CPU the products are
+    faster while the pattern is small, unless they are of single rows. There it has neither dropout nor a trained bias,
+    and it can be differentiated once: a second derivative (of a model in evaluation mode) and the transforms of
+    `torch.func` take the products.
+    """
+    own = type(attn) is ours.Attention
+    slopes, rate = (attn.alibi_slope, _rate(attn.pattern_dropout)) if own else (None, 0.0)
+    scale, causal = 1 / float(attn.attn_scale), attn.cfg.attention_dir == "causal"
+    window = attn.cfg.window_size if causal and attn.attn_type == "local" else None
+    once = attn.training or not torch.is_grad_enabled()
+    fused = k.shape[2] > SHORT or queries != EVERY or k.device.type != "cpu"
+    if fused and slopes is None and not rate and once and not torch._C._are_functorch_transforms_active():
+        places = range(k.shape[2])
+        seeing = window is None and (not causal or places[queries] == places[-1:])  # every key: the last one does
+        masked = window is None and causal and queries == EVERY  # by the kernel itself
+        bias = None if seeing or masked else _bias(k, None, causal, window)[queries]
+        return F.scaled_dot_product_attention(q, k, v, bias, is_causal=masked and not seeing, scale=scale)
+    bias = _bias(k, slopes, causal, window)[..., queries, :]
+    if slopes is not None:
+        bias = bias.expand(len(k), *bias.shape).flatten(0, 1)
+    scores = torch.baddbmm(bias, q.flatten(0, 1), k.flatten(0, 1).mT, alpha=scale)  # [batch * head, query, key]
+    read: Tensor = F.dropout(scores.softmax(-1), rate) @ v.flatten(0, 1)
+    return read.view(q.shape)
+
+
+def _bias(k: Tensor, slopes: Tensor | None, causal: bool, window: int | None) -> Tensor:
+    """-slope |query - key|, and -inf at the keys that a query does not see; [query, key], or [head, query, key]."""
+    length = k.shape[2]
+    never = k.new_full((length, length), -torch.inf)
+    bias = never.triu(1) if causal else torch.zeros_like(never)
+    if window is not None:
+        bias = bias + never.tril(-window)
+    if slopes is None:
+        return bias
+    place = torch.arange(length, device=k.device)
+    return bias - slopes[:, None, None] * (place[:, None] - place).abs()
+
+
+def _mlp(mlp: Any, x: Tensor) -> Tensor:
+    hidden = torch.addmm(mlp.b_in, x, mlp.W_in)
+    hidden = F.gelu(hidden, approximate="tanh") if mlp.act_fn is gelu_new else mlp.act_fn(hidden)
+    out = torch.addmm(mlp.b_out, hidden, mlp.W_out)
+    return _dropped(mlp.out_dropout, out) if type(mlp) is ours.MLP else out
+
+
+def _dropped(dropout: nn.Dropout, x: Tensor) -> Tensor:
+    rate = _rate(dropout)
+    return F.dropout(x, rate) if rate else x
+
+
+def _rate(dropout: nn.Dropout) -> float:
+    return float(dropout.p) if dropout.training else 0.0

@@ -1,0 +1,15 @@
+from .context import Scene as Scene, Site as Site, causal_keys as causal_keys
+from .guard import ModelChanged as ModelChanged
+from .limits import contained as contained
+from .precision import wide as wide
+from .probes import (
+    DoesNotApply as DoesNotApply,
+    Omitted as Omitted,
+    Probe as Probe,
+    Reduced as Reduced,
+    layers as layers,
+    probe as probe,
+    stack_layers as stack_layers,
+)
+from .recorder import Recorder as Recorder
+from .shared_pass import Observed as Observed, observe as observe

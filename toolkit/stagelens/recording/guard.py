@@ -1,0 +1,202 @@
+"""The guard: looking at a model must not change it, its modes or the random states, nor take more memory each time.
+
+A probe that does is found and named.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import zlib
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from stagelens.base import StagelensError
+from stagelens.recording.limits import MEMORY_LIMIT, TIME_LIMIT, armed, limit
+
+PAGE = os.sysconf("SC_PAGE_SIZE") if hasattr(os, "sysconf") else 4096
+GLOBAL: Any = np.random  # numpy's global generator, which others may rely on
+
+
+class ModelChanged(StagelensError):
+    """A probe changed the model that it looked at, so that the training cannot go on from it."""
+
+
+class Misbehaved(Exception):
+    """What a probe did that a probe must not do; the rest goes on without it."""
+
+
+class Guard:
+    """Watches the measurements of one model.
+
+    Comparing before and after costs little, but names nobody. So after a measurement in which something happened,
+    the next one is made with a pass for each probe, and `watching` around it.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        self._model = model
+        self._limit = limit(MEMORY_LIMIT)
+        limit(TIME_LIMIT)  # a mistake in it is told here, not taken for a probe's
+        self._measured = 0
+        self._resident = 0.0  # MiB, after the first measurement
+        self._resigned = False
+        self.suspicious = False
+
+    @contextmanager
+    def measuring(self) -> Iterator[None]:
+        """Around a whole measurement: puts the random states back, and decides how the next measurement is made."""
+        weights, states = fingerprint(self._model), RandomStates.now()
+        try:
+            with armed(), torch.random.fork_rng(enabled=torch.accelerator.is_available()):
+                yield
+        finally:
+            if drawn := RandomStates.now() != states:
+                states.restore()
+        if fingerprint(self._model) != weights:
+            raise ModelChanged("the model's parameters were changed while it was looked at")
+        self._measured += 1
+        if self._measured == 1 or self.suspicious:  # what is needed once is there by now, or all have been looked at
+            self._measured, self._resident = 1, resident()
+        self.suspicious = not self._resigned and (drawn or self._leaks())
+
+    @contextmanager
+    def watching(self) -> Iterator[None]:
+        """Around one probe's part of a measurement; raises where it is the one. What it drew is put back."""
+        weights, states, before = fingerprint(self._model), RandomStates.now(), resident()
+        yield
+        if fingerprint(self._model) != weights:
+            raise ModelChanged("changed the model's parameters")
+        if RandomStates.now() != states:
+            states.restore()
+            raise Misbehaved("it changed the global random state; let it draw from a generator of its own")
+        grown, growth = resident() - before, resident() - self._resident
+        if self._leaks() and grown > max(1.0, growth / self._measured / 2):
+            raise Misbehaved(
+                f"memory has grown by {growth:,.0f} MiB since the first measurement, by {grown:,.0f} MiB in its last "
+                f"one (${MEMORY_LIMIT} sets the limit)"
+            )
+
+    @contextmanager
+    def shaken(self) -> Iterator[None]:
+        """Other parameters for a while: a probe that sets them to what they are by now is seen to change them again."""
+        parameters = [one.data for one in self._model.parameters() if one.is_floating_point()]
+        kept = [one.clone() for one in parameters]
+        for one in parameters:
+            one.add_(1.0)
+        try:
+            yield
+        finally:
+            for one, value in zip(parameters, kept, strict=True):
+                one.copy_(value)
+
+    def resign(self) -> None:
+        """Looks no longer for who draws and who keeps memory: the task does it itself."""
+        self._resigned = True
+
+    def _leaks(self) -> bool:
+        return 0 < self._limit < resident() - self._resident
+
+
+@contextmanager
+def evaluating(model: nn.Module) -> Iterator[None]:
+    """Evaluation mode. Afterwards every module that `model.eval()` reaches has its own mode again.
+
+    A model with a `train` of its own may do more there than set modes, such as merge weights. So its own `train` undoes
+    that, before each module gets its mode.
+    """
+    modules = list(reached(model))
+    modes = [module.training for module in modules]
+    custom = any(_has_own_modes(module) for module in modules)
+    mode = model.training
+    model.eval()
+    try:
+        yield
+    finally:
+        if custom:
+            model.train(mode)
+        for module, own in zip(modules, modes, strict=True):
+            module.training = own
+
+
+def reached(model: nn.Module) -> Iterator[nn.Module]:
+    """Every module of `model`, and those that a module with a `train` of its own holds outside of `modules()`.
+
+    A TransformerBridge holds the model that it bridges that way.
+    """
+    seen: set[int] = set()
+    waiting: list[Any] = [model]
+    while waiting:
+        held = waiting.pop()
+        if id(held) in seen:
+            continue
+        seen.add(id(held))
+        if isinstance(held, nn.Module):
+            yield held
+            waiting += held.__dict__.values() if _has_own_modes(held) else held._modules.values()
+        elif isinstance(held, Mapping):
+            waiting += held.values()
+        elif isinstance(held, list | tuple | set):
+            waiting += held
+
+
+def _has_own_modes(module: nn.Module) -> bool:
+    kind, own = type(module), module.__dict__
+    return not (
+        kind.train is nn.Module.train and kind.eval is nn.Module.eval and "train" not in own and "eval" not in own
+    )
+
+
+def fingerprint(model: nn.Module) -> int:
+    """A checksum of the parameters."""
+    crc = 0
+    for parameter in model.parameters():
+        flat = parameter.detach().cpu().contiguous().reshape(-1)
+        crc = zlib.crc32(flat.view(torch.uint8).numpy().data, crc)
+    return crc
+
+
+@dataclass(frozen=True)
+class RandomStates:
+    """The global random states of torch (CPU), numpy (whatever its bit generator is) and Python."""
+
+    torch: bytes
+    numpy: tuple[Any, ...]  # as in `_frozen`
+    python: tuple[Any, ...]
+    generator: Any = field(compare=False)  # numpy's bit generator and its state, to be put back
+    state: Any = field(compare=False)
+
+    @classmethod
+    def now(cls) -> RandomStates:
+        generator, state = GLOBAL.get_bit_generator(), GLOBAL.get_state(legacy=False)
+        frozen = (id(generator), *_frozen(state))
+        return cls(torch.get_rng_state().numpy().tobytes(), frozen, random.getstate(), generator, state)
+
+    def restore(self) -> None:
+        torch.set_rng_state(torch.frombuffer(bytearray(self.torch), dtype=torch.uint8))
+        GLOBAL.set_bit_generator(self.generator)
+        GLOBAL.set_state(self.state)
+        random.setstate(self.python)
+
+
+def _frozen(state: Any) -> Iterable[Any]:
+    """The entries of a state of numpy's, with arrays as bytes, so that two states can be compared."""
+    for name, value in state.items():
+        if isinstance(value, dict):
+            yield from _frozen(value)
+        else:
+            yield name, value.tobytes() if isinstance(value, np.ndarray) else value
+
+
+def resident() -> float:
+    """The resident memory of this process in MiB; 0 where the system does not say."""
+    try:
+        with open("/proc/self/statm", "rb") as file:  # noqa: PTH123  twice as fast
+            return int(file.read().split()[1]) * PAGE / 2**20
+    except (OSError, ValueError, IndexError):
+        return 0.0

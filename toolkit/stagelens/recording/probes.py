@@ -1,0 +1,116 @@
+"""The probe: reads a model through hooks at one moment and returns readings."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from stagelens.recording.context import Scene, Site
+from stagelens.timelines import Reading
+
+Reduced = Mapping[Site, Any]
+
+
+class DoesNotApply(Exception):
+    """Raised by a probe that finds out only from the activations or the output that it does not apply."""
+
+
+@dataclass(frozen=True)
+class Omitted:
+    """A reading that a probe does not give for this model, with the reason; the recorder lists it in `skipped`."""
+
+    name: str
+    reason: str
+
+
+class Probe(ABC):
+    """Names the hooks it needs, reduces each activation inside its hook, and turns what is left into readings.
+
+    A probe keeps nothing bigger than what it reports. What it must carry from one measurement to the next goes into
+    `self.state`, which is saved with the checkpoints.
+    """
+
+    name: ClassVar[str]
+    title: ClassVar[str] = ""
+    gives: ClassVar[tuple[str, ...]] = ()  # names of the readings
+    hooks: ClassVar[tuple[str, ...]] = ()  # full hook names, or names within a block, meaning every block's
+    passes: ClassVar[str] = "0"  # forward passes beyond the shared one, as a person would say it
+    default: ClassVar[bool] = True
+    stacks: ClassVar[bool] = False  # only tensor operations, which `torch.vmap` can do for several seeds at once
+
+    def __init__(self) -> None:
+        self.state: dict[str, Tensor] = {}
+
+    def applies(self, scene: Scene) -> str | None:
+        """Why the probe does not apply to this model, or None where it does."""
+        for hook in self.hooks:
+            if not scene.sites(hook):
+                return f"the model has no hook {hook!r}"
+        return None
+
+    def reduce(self, activation: Tensor, site: Site, scene: Scene) -> Any:
+        """What is kept of `activation`; runs inside the hook at `site`."""
+        raise NotImplementedError(f"{type(self).__name__} names hooks but has no reduce()")
+
+    @abstractmethod
+    def readings(self, reduced: Reduced, scene: Scene) -> Iterable[Reading | Omitted]:
+        """The readings, from what `reduce` kept of each site, in the order of the model's layers.
+
+        A reading of `gives` that this model cannot have is given as `Omitted(name, reason)`.
+        """
+
+
+def stack_layers(values: Mapping[Site, Tensor] | Sequence[Tensor]) -> Tensor:
+    """One tensor per layer, [head, ...] each -> [layer, head, ...]; layers with fewer heads are filled with nan."""
+    tensors = list(values.values() if isinstance(values, Mapping) else values)
+    if len({tensor.shape for tensor in tensors}) == 1:
+        return torch.stack(tensors)
+    heads = max(tensor.shape[0] for tensor in tensors)
+    filled = [tensor.new_full((heads, *tensor.shape[1:]), torch.nan) for tensor in tensors]
+    for target, tensor in zip(filled, tensors, strict=True):
+        target[: tensor.shape[0]] = tensor
+    return torch.stack(filled)
+
+
+def layers(reduced: Reduced) -> list[int]:
+    """The coordinate of a stack over the sites of `reduced`."""
+    return [index if site.layer is None else site.layer for index, site in enumerate(reduced)]
+
+
+def probe(
+    hooks: str | Sequence[str], dims: Sequence[str] = (), name: str | None = None, title: str = ""
+) -> Callable[[Callable[..., Any]], type[Probe]]:
+    """Makes a probe of a function `(activation, scene) -> values`; the values of all layers are stacked.
+
+    @sl.probe(hooks="attn.hook_pattern", dims=("head",))
+    def first_key(pattern, scene):          # pattern: [batch, head, query, key]
+        return pattern[..., 0].mean((0, 2))  # one number per head
+    """
+    needed = (hooks,) if isinstance(hooks, str) else tuple(hooks)
+
+    def decorate(function: Callable[..., Any]) -> type[Probe]:
+        label = name or function.__name__
+
+        class FunctionProbe(Probe):
+            def reduce(self, activation: Tensor, site: Site, scene: Scene) -> Tensor:  # noqa: ARG002
+                return torch.as_tensor(function(activation, scene))
+
+            def readings(self, reduced: Reduced, scene: Scene) -> Iterable[Reading]:  # noqa: ARG002
+                values = torch.stack(list(reduced.values())) if not dims else stack_layers(reduced)
+                yield Reading("value", values, ("layer", *dims), {"layer": layers(reduced)})
+
+        FunctionProbe.name = label
+        FunctionProbe.title = title or next(iter((function.__doc__ or "").strip().splitlines()), "")
+        FunctionProbe.gives = ("value",)
+        FunctionProbe.hooks = needed
+        FunctionProbe.__name__ = FunctionProbe.__qualname__ = label
+        FunctionProbe.__module__ = function.__module__
+        FunctionProbe.__doc__ = function.__doc__
+        return FunctionProbe
+
+    return decorate

@@ -1,0 +1,290 @@
+"""The recorder: runs a set of probes on a model at chosen steps, inside anybody's training loop."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from stagelens.base import UsageError
+from stagelens.experiments import Batch, Group, Task, own
+from stagelens.recording.context import Loss, Scene, Site
+from stagelens.recording.guard import Guard, Misbehaved, ModelChanged, evaluating
+from stagelens.recording.limits import contained
+from stagelens.recording.probes import DoesNotApply, Omitted, Probe
+from stagelens.recording.shared_pass import Metrics, Observed, observe, read
+from stagelens.timelines import Column, Measurement, Reading, Timeline, check_same, column_of, pack, placed, plain_step
+
+if TYPE_CHECKING:
+    from transformer_lens import HookedRootModule
+
+    from stagelens.host import Host
+
+Sink = Callable[[Measurement, Sequence[Reading]], None]
+
+
+class Recorder:
+    """Measures `model` with `probes` on one fixed `batch`, in one forward pass for all of them.
+
+    The recorder copies `batch` and `directions`, so a loop may reuse or change its own tensors in place.
+
+        recorder = sl.Recorder(model, probes=["attention_sparsity"], batch=tokens)
+        ...                                    # in the training loop:
+        recorder.measure(step, loss=loss)
+        ...
+        recorder.timeline["attention_sparsity/effective_keys"]
+
+    Parameters, gradients, hooks, train/eval mode and all random states are left as found. A probe that does not
+    apply is in `skipped` with its reason, and so is a single reading (`probe/reading`) that a probe omits; a probe that
+    fails is in `problems`, and the rest goes on without it.
+    """
+
+    def __init__(
+        self,
+        model: HookedRootModule,
+        probes: Sequence[str | Probe | type[Probe]] | None = None,
+        batch: Batch = None,
+        *,
+        loss: Loss | None = None,
+        task: Task | None = None,
+        groups: Mapping[str, Group] | None = None,
+        directions: Mapping[str, Tensor] | None = None,
+        references: Mapping[str, Callable[[Batch], Tensor]] | None = None,
+        random_batch: bool = False,
+        host: Host | None = None,
+        sink: Sink | None = None,
+    ) -> None:
+        if not hasattr(model, "hook_dict"):
+            raise UsageError(
+                f"the recorder was given a {type(model).__name__}; it needs a TransformerLens model "
+                f"(a HookedTransformer, or a HookedRootModule after setup())"
+            )
+        if batch is None:
+            raise UsageError("the recorder needs a batch to measure on, for example batch=tokens")
+        parameter = next(model.parameters(), None)
+        device = parameter.device if parameter is not None else "cpu"
+        self.scene = Scene(
+            model,
+            own(batch, device),
+            groups=groups or (task.groups() if task else {}),
+            directions=own(dict(directions or (task.directions() if task else {}))),
+            references=references or (task.references() if task else {}),
+            conserved=task.conserved if task else None,
+            queries=task.queries() if task else slice(None),
+            loss_function=loss or (task.loss if task else None),
+            random_batch=random_batch,
+        )
+        self._task = task
+        self._sink = sink
+        self._guard = Guard(model)
+        self.measurements: list[Measurement] = []
+        self.skipped: dict[str, str] = {}
+        self.problems: dict[str, str] = {}
+        self.probes: dict[str, Probe] = {}
+        for probe in resolve_probes(probes, host):
+            self._admit(probe)
+        self._columns: dict[str, Column] = {}
+        self._numbers: dict[str, Any] = {}
+
+    def _admit(self, probe: Probe) -> None:
+        """Takes `probe` in, unless it says, or shows, that it does not apply."""
+        try:
+            with contained():
+                reason = probe.applies(self.scene)
+        except Exception as error:
+            self.problems[probe.name] = _problem(probe, error)
+            return
+        if reason:
+            self.skipped[probe.name] = reason
+        else:
+            self.probes[probe.name] = probe
+
+    def measure(self, step: float, **scalars: float | Tensor) -> list[Reading]:
+        """Measures now. `scalars` are recorded beside the probes' readings.
+
+        A step that was measured before is replaced, and an earlier one is put in its order.
+        """
+        return self.record(step, self.observe(step), scalars)
+
+    def observe(self, step: float) -> Observed:
+        """What the probes see now; nothing of it is recorded."""
+        scene = replace(self.scene, step=plain_step(step), output=None, loss=None)
+        try:
+            with self.looking():
+                return self._one_by_one(scene) if self._guard.suspicious else self._observe(scene, self.probes)
+        except ModelChanged:
+            with self._guard.shaken(), self.looking():
+                self._one_by_one(scene)  # which names the probe that did it
+            raise
+
+    def _observe(self, scene: Scene, probes: dict[str, Probe]) -> Observed:
+        def failed(probe: Probe, error: Exception, site: Site | None) -> None:
+            probes.pop(probe.name, None)
+            self._drop(probe, error, site)
+
+        return observe(scene, probes, self.metrics, failed)
+
+    def _one_by_one(self, scene: Scene) -> Observed:
+        """What `_observe` gives, by a pass for each probe, in which it is watched."""
+        try:
+            with self._guard.watching():
+                values = self._observe(scene, {}).values
+        except Misbehaved:
+            self._guard.resign()
+            return self._observe(scene, self.probes)
+        readings: dict[str, list[Reading | Omitted]] = {}
+        for name, probe in list(self.probes.items()):
+            try:
+                with self._guard.watching():
+                    readings |= self._observe(scene, {name: probe}).readings
+            except ModelChanged as change:
+                raise ModelChanged(
+                    f"probe {name!r} {change} at step {scene.step:g}, and the training cannot go on from there; "
+                    "mend the probe, then resume, or start anew without it"
+                ) from None
+            except Misbehaved as error:
+                self._drop(probe, error)
+        return Observed(values, readings)
+
+    def read(
+        self, names: Sequence[str], step: float, output: Any, loss: Tensor | None
+    ) -> dict[str, list[Reading | Omitted]]:
+        """The readings of probes that need no hooks, after a pass that gave `output` and `loss`."""
+        scene = replace(self.scene, step=step, output=output, loss=loss)
+        with self.looking():
+            return {name: read(self.probes[name], {}, scene, self._drop) for name in names}
+
+    @property
+    def suspicious(self) -> bool:
+        """Whether the next observation has to be made with a pass for each probe."""
+        return self._guard.suspicious
+
+    @property
+    def metrics(self) -> Metrics | None:
+        return self._task.metrics if self._task else None
+
+    @contextmanager
+    def looking(self) -> Iterator[None]:
+        """Without gradients, in evaluation mode, and with modes and random states left as found."""
+        with self._guard.measuring(), evaluating(self.scene.model), torch.no_grad():
+            yield
+
+    def record(self, step: float, observed: Observed, scalars: Mapping[str, float | Tensor]) -> list[Reading]:
+        """Checks what was observed at `step` and keeps it beside `scalars`, which go before values of the same name."""
+        values = {**scalars, **{name: value for name, value in observed.values.items() if name not in scalars}}
+        readings = [Reading(name, value) for name, value in values.items()]
+        for name, found in observed.readings.items():
+            readings += self._named(self.probes[name], found) if name in self.probes else []
+        measurement = pack(step, readings, self._columns)
+        at = bisect_left(self.measurements, measurement.step, key=lambda m: m.step)
+        again = at < len(self.measurements) and self.measurements[at].step == measurement.step
+        self.measurements[at : at + again] = [measurement]
+        if self._sink is not None:
+            self._sink(measurement, readings)
+        return readings
+
+    def state(self) -> dict[str, Any]:
+        """What a checkpoint keeps: what each probe carries on, and which ones were left out by now."""
+        carried = {name: probe.state for name, probe in self.probes.items()}
+        return {
+            "probes": carried,
+            "skipped": self.skipped,
+            "problems": self.problems,
+            "suspicious": self._guard.suspicious,
+        }
+
+    def load_state(self, state: Mapping[str, Any], measurements: Sequence[Measurement]) -> None:
+        """Goes on from `state`, after `measurements`."""
+        self.measurements = list(measurements)
+        self.skipped, self.problems = dict(state["skipped"]), dict(state["problems"])
+        self._guard.suspicious = state.get("suspicious", False)
+        self.probes = {name: probe for name, probe in self.probes.items() if name in state["probes"]}
+        for name, probe in self.probes.items():
+            probe.state = state["probes"][name]
+        for measurement in measurements:
+            start = 0
+            for column in measurement.layout:
+                values = measurement.values[start : start + column.size].reshape(column.shape)
+                self._columns.setdefault(column.name, column)
+                self._numbers.setdefault(column.name, ~np.isnan(values))
+                start += column.size
+
+    @property
+    def timeline(self) -> Timeline:
+        """Everything measured so far."""
+        return Timeline(self.measurements)
+
+    def _named(self, probe: Probe, found: Sequence[Reading | Omitted]) -> list[Reading]:
+        """The readings of one probe under their full names; a probe that gave what cannot be is dropped."""
+        given = [r for r in found if isinstance(r, Reading)]
+        for r in found:
+            if isinstance(r, Omitted):
+                self.skipped.setdefault(f"{probe.name}/{r.name}", r.reason)  # the first reason stays
+            else:
+                self.skipped.pop(f"{probe.name}/{r.name}", None)
+        try:
+            with np.errstate(over="ignore", invalid="ignore"):
+                readings = [Reading(f"{probe.name}/{r.name}", r.array(), r.dims, r.coords, r.labels) for r in given]
+            return [self._checked(reading) for reading in readings]
+        except Exception as error:
+            self._drop(probe, error)
+            return []
+
+    def _checked(self, reading: Reading) -> Reading:
+        """`reading` with dims, coordinates and labels in the order of its first measurement.
+
+        Refuses a reading that has others than at first, or in which a number becomes nan.
+        """
+        name, values = reading.name, np.asarray(reading.values)
+        column = column_of(reading, values.shape, self._columns.get(name))
+        before = self._columns.setdefault(name, column)
+        if column is not before:
+            check_same(column, before)
+            values = placed(values[None], column, before)[0]
+            reading = Reading(name, values, before.dims, dict(before.coords), before.labels)
+        missing = np.isnan(values)
+        if name not in self._numbers:
+            self._numbers[name] = ~missing
+        if missing.any() and (missing.all() or (self._numbers[name] & missing).any()):
+            raise ValueError(f"reading {name!r} is nan")
+        return reading
+
+    def _drop(self, probe: Probe, error: Exception, site: Site | None = None) -> None:
+        if isinstance(error, DoesNotApply):
+            self.skipped[probe.name] = str(error)
+        else:
+            self.problems[probe.name] = _problem(probe, error, site)
+        self.probes.pop(probe.name, None)
+
+
+def resolve_probes(probes: Sequence[str | Probe | type[Probe]] | None, host: Host | None = None) -> list[Probe]:
+    """Probes by name (`None`: all that run by default), by class, or as they are."""
+    from stagelens.host import make_host
+
+    if host is None and (probes is None or any(isinstance(probe, str) for probe in probes)):
+        host = make_host()
+    if probes is None and host is not None:
+        probes = [name for name, ref in host.probes if ref.default]
+    resolved: list[Probe] = []
+    for probe in probes or []:
+        if isinstance(probe, str) and host is not None:
+            resolved.append(host.probes[probe].load()())
+        elif isinstance(probe, type):
+            resolved.append(probe())
+        elif isinstance(probe, Probe):
+            resolved.append(probe)
+        else:
+            raise UsageError(f"probe {probe!r}: expected a name, a Probe or a Probe class")
+    return resolved
+
+
+def _problem(probe: Probe, error: Exception, site: Site | None = None) -> str:
+    where = site.name if site else ", ".join(probe.hooks)
+    hook = f" at hook {where!r}" if where else ""
+    return f"probe {probe.name!r}{hook} failed: {type(error).__name__}: {' '.join(str(error).split())}"

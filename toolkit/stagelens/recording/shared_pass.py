@@ -1,0 +1,91 @@
+"""Observing: one pass over a model, in which all probes look at it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from torch import Tensor
+
+from stagelens.experiments import Batch
+from stagelens.recording.context import Scene, Site
+from stagelens.recording.limits import contained
+from stagelens.recording.precision import full_precision
+from stagelens.recording.probes import Omitted, Probe
+from stagelens.timelines import Reading
+
+Metrics = Callable[[Any, Batch], Mapping[str, Any]]
+Failed = Callable[[Probe, Exception, Site | None], None]  # takes the probe out, or raises
+
+
+@dataclass(frozen=True)
+class Observed:
+    """What a pass gave, before it is checked and kept."""
+
+    values: Mapping[str, Any]  # the loss, and the task's metrics
+    readings: Mapping[str, list[Reading | Omitted]]  # of each probe, under the names that it gave them
+
+
+def observe(scene: Scene, probes: Mapping[str, Probe], metrics: Metrics | None, failed: Failed) -> Observed:
+    """One pass over `scene`, which has its output and loss afterwards.
+
+    `probes` is looked up at every use: what `failed` takes out of it is not asked again.
+    """
+    reduced = _shared_pass(scene, probes, failed)
+    values: dict[str, Any] = {} if scene.loss is None else {"loss": scene.loss}
+    if metrics is not None:
+        with full_precision():
+            values |= metrics(scene.output, scene.batch)
+    readings = {name: read(probe, reduced[name], scene, failed) for name, probe in list(probes.items())}
+    return Observed(values, readings)
+
+
+def read(probe: Probe, reduced: Mapping[Site, Any], scene: Scene, failed: Failed) -> list[Reading | Omitted]:
+    """The readings of one probe, and those that it omits; none if it fails."""
+    try:
+        with (
+            contained(),
+            full_precision(),
+            np.errstate(over="ignore", invalid="ignore", divide="ignore"),
+        ):  # the recorder looks for what is nan
+            return list(probe.readings(reduced, scene))
+    except Exception as error:
+        failed(probe, error, None)
+        return []
+
+
+def _shared_pass(scene: Scene, probes: Mapping[str, Probe], failed: Failed) -> dict[str, dict[Site, Any]]:
+    """One forward pass with the hooks of all probes on; what each probe kept of each of its sites."""
+    kept: dict[str, dict[Site, Any]] = {name: {} for name in probes}
+    wanted: dict[Site, list[Probe]] = {}
+    for probe in probes.values():
+        for hook in probe.hooks:
+            for site in scene.sites(hook):
+                wanted.setdefault(site, []).append(probe)
+
+    def hook_at(site: Site, asking: list[Probe]) -> tuple[str, Callable[..., None]]:
+        def reduce_all(activation: Tensor, hook: Any) -> None:  # noqa: ARG001  TransformerLens passes it by name
+            for probe in asking:
+                if probe.name in probes:
+                    try:
+                        with contained(), full_precision():
+                            kept[probe.name][site] = probe.reduce(activation, site, scene)
+                    except Exception as error:
+                        failed(probe, error, site)
+            scene.shared.clear()
+
+        return site.name, reduce_all
+
+    def keep_output(module: Any, inputs: Any, output: Any) -> None:  # noqa: ARG001
+        scene.output = output
+
+    handle = scene.model.register_forward_hook(keep_output)
+    try:
+        result = scene.run(hooks=[hook_at(site, asking) for site, asking in wanted.items()])
+    finally:
+        handle.remove()
+    if scene.loss_function is not None:
+        scene.loss = result
+    return kept

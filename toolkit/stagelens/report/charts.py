@@ -1,0 +1,210 @@
+"""Charts: the data behind the interactive pictures of a page. `templates/chart.js` draws them.
+
+A chart is a plain dict:
+
+    alignments  [{name, label, problem}]   the axes to choose from; `problem` says why one cannot be had
+    axes        {key: {alignment: [x]}}    places of the points, shared by all traces with that key
+    series      [{name, title, labels, traces, levels}]
+    log         whether steps are better seen on a log axis
+    marks       {alignment: [{start, end, at, name}]}   transitions, drawn behind everything
+    times       {alignment: [{at, name, series}]}       theory's times; beyond the run only on axes that go on there
+    events      {alignment: [{at, what, series}]}       the probes' events
+
+A trace is `{name, axis, y, colour, dash, step, low, high, faint, theory}`; `y`, `low`, `high` are lists, or dicts of
+lists by alignment.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from stagelens.base import UsageError
+from stagelens.comparing import ALIGNMENTS, UNBOUNDED, Member
+from stagelens.figures import COLOURS, DASHES
+from stagelens.timelines import CHANCE, average, is_companion, places, probe_events
+
+if TYPE_CHECKING:
+    from stagelens.comparing import AlignedRuns, Curve
+    from stagelens.experiments import Prediction
+    from stagelens.runs import Run
+
+PLOTLY_DASHES = dict(zip(DASHES, ("solid", "dash", "dashdot", "dot"), strict=True))
+MOST_TRACES = 64  # a series of more is averaged over layers, heads and positions
+Chart = dict[str, Any]
+
+
+def run_chart(run: Run, predictions: Sequence[Prediction] = ()) -> Chart | None:
+    """Every series of `run` with its stages, events and what theory says; None where nothing was measured yet."""
+    if not len(run.timeline.steps):
+        return None
+    member = Member.of(run, None, 1)
+    label = "time" if member.is_flow else ALIGNMENTS["step"]
+    axes, alignments = _axes([member], {"step": label})
+    series = [_run_series(run, name, predictions) for name in _ordered(run)]
+    marks = [(float(s.start), float(s.end), float(s.at), s.name) for s in member.found if s.kind == "transition"]
+    times = [p for p in predictions if p.kind == "time" and not callable(p.expected)]
+    events = probe_events(run.timeline)
+    chart: Chart = {"alignments": alignments, "axes": {"run": axes[0]}, "series": series}
+    chart["log"] = member.is_log
+    for key in ("marks", "times", "events"):
+        chart[key] = {}
+    for one in (a["name"] for a in alignments if not a["problem"]):
+
+        def at(steps: Sequence[Any], one: str = one) -> list[float | None]:
+            return _rounded(member.place(np.array(steps, dtype=np.float64), one))
+
+        columns = [at([mark[i] for mark in marks]) for i in range(3)]
+        chart["marks"][one] = [
+            {"start": s, "end": e, "at": a, "name": mark[3]} for s, e, a, mark in zip(*columns, marks, strict=True)
+        ]
+        drawn = [p for p in times if one in UNBOUNDED or member.steps[0] <= p.expected <= member.steps[-1]]
+        chart["times"][one] = [
+            {"at": a, "name": p.name, "series": p.series}
+            for a, p in zip(at([p.expected for p in drawn]), drawn, strict=True)
+        ]
+        chart["events"][one] = [
+            {"at": a, "what": e["what"], "series": e["series"]}
+            for a, e in zip(at([e["step"] for e in events]), events, strict=True)
+        ]
+    return chart
+
+
+def comparison_chart(comparison: AlignedRuns) -> Chart:
+    """The curves of `comparison` on every axis that its runs can be put on."""
+    members = [member for group in comparison.groups for member in group.members]
+    _, alignments = _axes(members, {name: comparison.x_label_by(name) for name in ALIGNMENTS})
+    possible = [a["name"] for a in alignments if not a["problem"]]
+    curves = {name: comparison.curves_by(name) for name in possible}
+    axes: dict[str, Any] = {}
+    series = []
+    for number, one in enumerate(comparison.series):
+        traces = []
+        for index, group in enumerate(comparison.groups):
+            place = number * len(comparison.groups) + index
+            drawn = {name: curves[name][place] for name in possible}
+            axis = _axis(axes, {name: curve.x for name, curve in drawn.items()})
+            look = _look(index) | {"name": group.name, "axis": axis, "step": bool(one.labels)}
+            traces.append(look | _by_alignment(drawn))
+            if len(group.members) > 1:
+                traces += _seed_traces(drawn, axes, look, group.members)
+        scale = ", 0..1 of each curve's range" if comparison.relative and not one.labels else ""
+        series.append({"name": one.name, "title": one.label + scale, "labels": list(one.labels), "traces": traces})
+    first = [a for a in alignments if a["name"] == comparison.align]
+    ordered = first + [a for a in alignments if a not in first]
+    return {"alignments": ordered, "axes": axes, "series": series, "log": comparison.is_log}
+
+
+def _axes(members: Sequence[Member], labels: dict[str, str]) -> tuple[list[dict[str, Any]], list[dict[str, str]]]:
+    """Each member's steps on every axis, and the axes; one that a member cannot be put on carries the reason."""
+    axes: list[dict[str, Any]] = [{} for _ in members]
+    alignments = []
+    for name, label in ALIGNMENTS.items():
+        problem = ""
+        try:
+            for member, axis in zip(members, axes, strict=True):
+                axis[name] = _rounded(member.place(member.steps, name))
+        except UsageError as error:
+            problem = str(error)
+        alignments.append({"name": name, "label": labels.get(name, label), "problem": problem})
+    return axes, alignments
+
+
+def _run_series(run: Run, name: str, predictions: Sequence[Prediction]) -> dict[str, Any]:
+    """One series of a run: a line for each place along its dims, and theory over it."""
+    column, values = run.timeline.column(name), run.timeline.series(name)
+    rule = ""
+    if column.size > MOST_TRACES:
+        column, values, rule = average(column, values)
+    flat, labels = values.reshape(len(values), -1), places(column)
+    traces = [
+        _look(index)
+        | {"name": label or name, "axis": "run", "y": _rounded(flat[:, index]), "step": bool(column.labels)}
+        for index, label in enumerate(labels)
+    ]
+    traces += _chance_traces(run, name)
+    about = [p for p in predictions if p.series == name]
+    traces += [_theory_trace(p, run) for p in about if callable(p.expected)]
+    levels = [{"y": float(p.expected), "name": p.name} for p in about if p.kind == "level" and not callable(p.expected)]
+    return {
+        "name": name,
+        "title": f"{name} ({rule})" if rule else name,
+        "labels": list(column.labels),
+        "traces": traces,
+        "levels": levels,
+    }
+
+
+def _chance_traces(run: Run, name: str) -> list[dict[str, Any]]:
+    """A thin line at the chance level of `name`, or one for each layer whose level differs."""
+    if f"{name}{CHANCE}" not in run.timeline:
+        return []
+    values = run.timeline.series(f"{name}{CHANCE}")
+    levels = np.unique(values.reshape(len(values), -1), axis=1)  # [step, level]
+    look = {"colour": "#777777", "dash": "dot", "faint": True, "axis": "run", "step": False, "name": "chance"}
+    return [look | {"y": _rounded(level)} for level in levels.T]
+
+
+def _theory_trace(prediction: Prediction, run: Run) -> dict[str, Any]:
+    assert callable(prediction.expected)
+    steps = run.timeline.steps.astype(np.float64)
+    low, high = prediction.window or (-np.inf, np.inf)
+    curve = np.full(len(steps), np.nan)
+    inside = (steps >= low) & (steps <= high)
+    curve[inside] = prediction.expected(steps[inside])
+    look = {"colour": "#000000", "dash": "dash", "theory": True}
+    return look | {"name": f"theory: {prediction.name}", "axis": "run", "y": _rounded(curve), "step": False}
+
+
+def _by_alignment(drawn: dict[str, Curve]) -> dict[str, Any]:
+    """The middle of each curve by alignment, and with more than one seed its spread."""
+    found: dict[str, Any] = {"y": _once({name: _rounded(curve.middle) for name, curve in drawn.items()})}
+    if any(len(curve.seeds) > 1 and not curve.series.labels for curve in drawn.values()):
+        found["low"] = _once({name: _rounded(curve.low) for name, curve in drawn.items()})
+        found["high"] = _once({name: _rounded(curve.high) for name, curve in drawn.items()})
+    return found
+
+
+def _axis(axes: dict[str, Any], places: dict[str, Any]) -> str:
+    """The key of `places` (by alignment) in `axes`; most curves of a comparison share theirs."""
+    rounded = {name: _rounded(x) for name, x in places.items()}
+    known = next((key for key, axis in axes.items() if axis == rounded), str(len(axes)))
+    axes.setdefault(known, rounded)
+    return known
+
+
+def _once(values: dict[str, list[float | None]]) -> Any:
+    """`values` by alignment, or one list if they are the same on every axis."""
+    first, *others = values.values()
+    return first if all(other == first for other in others) else values
+
+
+def _seed_traces(
+    drawn: dict[str, Curve], axes: dict[str, Any], look: dict[str, Any], members: Sequence[Member]
+) -> list[dict[str, Any]]:
+    traces = []
+    for number, member in enumerate(members):
+        key = _axis(axes, {name: curve.seeds[number][0] for name, curve in drawn.items()})
+        y = _once({name: _rounded(curve.seeds[number][1]) for name, curve in drawn.items()})
+        traces.append(look | {"name": f"seed {member.seed}", "axis": key, "y": y, "faint": True})
+    return traces
+
+
+def _look(index: int) -> dict[str, Any]:
+    return {"colour": COLOURS[index % len(COLOURS)], "dash": PLOTLY_DASHES[DASHES[index % len(DASHES)]]}
+
+
+def _ordered(run: Run) -> list[str]:
+    """The run's series, its metric first."""
+    metric = run.manifest.metric
+    names = [name for name in run.timeline if not is_companion(name, run.timeline)]
+    return sorted(names, key=lambda name: name != metric)
+
+
+def _rounded(values: Any) -> list[float | None]:
+    """Six digits are more than a screen shows, and keep the page small."""
+    numbers: list[float] = np.asarray(values, dtype=np.float64).tolist()
+    return [float(f"{number:.6g}") if math.isfinite(number) else None for number in numbers]

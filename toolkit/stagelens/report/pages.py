@@ -1,0 +1,181 @@
+"""Pages: the report of a run, of several runs, and of a comparison, each one self-contained html file.
+
+A page asks nothing of the network: plotly's script and all pictures are inside it, and its Content-Security-Policy
+forbids the rest: of scripts, all but these two, which it names by their hashes. Every text is escaped by the template
+engine, inside the charts' data too.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+from collections.abc import Sequence
+from functools import cache
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, Any
+
+from stagelens.base import noting, own, write_text
+from stagelens.claims import last_results
+
+if TYPE_CHECKING:
+    from jinja2 import Environment
+
+    from stagelens.comparing import AlignedRuns
+    from stagelens.runs import Run
+
+FILE = "report.html"
+CAPTIONS = {
+    "loss": "The metric, its stages (grey bands) and theory (dashed)",
+    "specialization": "Where each head looks",
+    "probes": "Every probe",
+    "attention": "Attention at the ends of the stages",
+}
+
+
+def write_report(run: Run, path: Path | None = None, claims: Sequence[dict[str, Any]] | None = None) -> Path:
+    """Writes the page of `run`: with its figures into its folder, or alone to `path`. Returns the page's path.
+
+    What the plugin's code cannot draw is left out; `run.noted` says why.
+
+    `claims` are results as `stagelens verify --json` prints them; None: those of the run's plugin as last verified.
+    """
+    from stagelens.figures import write_figures
+
+    if claims is None:
+        claims = [result.to_dict() for result in last_results(run.manifest.plugin)]
+    if path is None:
+        path = run.folder / FILE
+        write_text(path, report_page(run, write_figures(run), claims))
+    else:
+        with TemporaryDirectory(prefix="stagelens-") as aside:  # the run may be one that can only be read
+            write_text(path, report_page(run, write_figures(run, Path(aside)), claims))
+    return path
+
+
+def write_comparison(runs: Sequence[Run], path: Path | None = None) -> Path:
+    """Writes one page of several runs (default: beside the first one's folder). Returns its path."""
+    from stagelens.comparing import align_runs
+
+    path = path or runs[0].folder.parent / FILE
+    write_text(path, runs_page(runs, align_runs(runs), path))
+    return path
+
+
+def report_page(run: Run, figures: Sequence[Path] = (), claims: Sequence[dict[str, Any]] = ()) -> str:
+    """The page of one run, with `figures` (png files) inside."""
+    from stagelens.figures import predictions_of
+    from stagelens.report.charts import run_chart
+
+    chart = None
+    with noting(run.noted, "chart", run.known_experiment):
+        chart = run_chart(run, predictions_of(run))
+    return _render("report.html.j2", title=run.name, section=_section(run, figures, claims), chart=chart)
+
+
+def comparison_page(comparison: AlignedRuns) -> str:
+    """The page of a comparison: its chart and its table."""
+    return _render("comparison.html.j2", title="comparison", sections=[], **_compared(comparison))
+
+
+def runs_page(runs: Sequence[Run], comparison: AlignedRuns, path: Path) -> str:
+    """One page of several runs, to be written at `path`: their comparison, and a section for each.
+
+    The table shows what `comparison` does; the chart lets every series be chosen that the runs share.
+    """
+    from stagelens.comparing import EVERY, align_runs
+    from stagelens.report.charts import comparison_chart
+
+    sections = [_section(run, _drawn(run)) for run in runs]
+    for run, section in zip(runs, sections, strict=True):
+        section["link"] = _link(run.folder / FILE, path.parent) if (run.folder / FILE).exists() else ""
+    values = _compared(comparison) | {"chart": comparison_chart(align_runs(runs, EVERY))}
+    return _render("comparison.html.j2", title=f"{len(runs)} runs", sections=sections, **values)
+
+
+def _compared(comparison: AlignedRuns) -> dict[str, Any]:
+    from stagelens.comparing import SPREAD
+    from stagelens.report.charts import comparison_chart
+
+    return {
+        "comparison": comparison,
+        "chart": comparison_chart(comparison),
+        "several": any(len(group.members) > 1 for group in comparison.groups),
+        "spread": SPREAD,
+    }
+
+
+def _section(run: Run, figures: Sequence[Path], claims: Sequence[dict[str, Any]] = ()) -> dict[str, Any]:
+    """What the page says about one run."""
+    return {
+        "run": run,
+        "summary": run.summary(),
+        "figures": [(path.stem, CAPTIONS.get(path.stem, path.stem), _inlined(path)) for path in figures],
+        "claims": claims,
+    }
+
+
+def _drawn(run: Run) -> list[Path]:
+    """The figures that the run has, as it was last drawn."""
+    order = list(CAPTIONS)
+    files = [own(run.folder, "figures", path.name) for path in sorted(run.folder.glob("figures/*.png"))]
+    return sorted(files, key=lambda file: order.index(file.stem) if file.stem in order else len(order))
+
+
+def _render(template: str, **values: Any) -> str:
+    scripts = _scripts() if values["chart"] else {}
+    return _environment().get_template(template).render(scripts=scripts, **values)
+
+
+@cache
+def _scripts() -> dict[str, str]:
+    """The scripts of a page with a chart, by the hash that its policy lets them run by."""
+    from plotly.offline import get_plotlyjs
+
+    environment = _environment()
+    assert environment.loader is not None
+    texts = [get_plotlyjs(), environment.loader.get_source(environment, "chart.js")[0]]
+    hashes = [base64.b64encode(hashlib.sha256(text.encode()).digest()).decode() for text in texts]
+    return {f"'sha256-{found}'": text for found, text in zip(hashes, texts, strict=True)}
+
+
+@cache
+def _environment() -> Environment:
+    from jinja2 import Environment, PackageLoader, StrictUndefined
+
+    environment = Environment(
+        loader=PackageLoader("stagelens.report"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters["number"] = _number
+    return environment
+
+
+def _number(value: Any) -> Any:
+    """A value as a person wants to read it."""
+    if value is None:
+        return ""
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, float):
+        return f"{value:.5g}"
+    if isinstance(value, list | tuple):
+        return ", ".join(str(_number(item)) for item in value)
+    return value
+
+
+def _inlined(path: Path) -> str:
+    return "data:image/png;base64," + base64.b64encode(path.read_bytes()).decode()
+
+
+def _link(file: Path, folder: Path) -> str:
+    """The address of `file` from a page in `folder`; empty where it is not there."""
+    import os
+    from urllib.parse import quote
+
+    if not file.exists():
+        return ""
+    return quote(os.path.relpath(file.resolve(), folder.resolve()).replace(os.sep, "/"))

@@ -1,0 +1,105 @@
+"""Runs whose numbers an earlier version of stagelens got wrong: which they are, and why.
+
+Revision 1 of vectorized training gave fused optimizers gradients in the wrong memory layout, and only the first member
+of an ensemble entered a later training phase. Its manifests do not say that a run was trained together with others, but
+one process wrote these runs at the same time. It needs neither torch nor a plugin to see that.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import suppress
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from stagelens.base import StagelensError
+from stagelens.base import own
+from stagelens.runs.manifest import FILE, Manifest, load_manifest
+from stagelens.base import digest
+
+TOGETHER = "it was trained together with other seeds by an earlier version of stagelens, which"
+UPDATES = f"{TOGETHER} updated the weights wrongly (fused Adam or AdamW): every number of it is wrong"
+PHASES = f"{TOGETHER} measured the parameters of the first training phase in all phases: {{}} is wrong"
+BY_PHASE = ("gradient", "curvature")  # probes that read the parameters of the present training phase
+LARGEST = 10**8  # bytes of a checkpoint's header
+INSTANT = 0.5  # seconds: the members of an ensemble are created within this time
+
+Runs = dict[str, Manifest]  # by the name of the run's directory
+
+
+def defects_in(folder: Path) -> dict[str, str]:
+    """The runs in `folder` with wrong numbers: what is wrong with each, by the name of its directory."""
+    old: Runs = {}
+    for path in folder.glob(f"*/{FILE}"):
+        with suppress(StagelensError):
+            manifest = load_manifest(path.parent)
+            if manifest.vectorized is None and manifest.kind == "training" and _created(manifest):
+                old[path.parent.name] = manifest
+    found: dict[str, str] = {}
+    for ensemble in _ensembles(old):
+        fused = any(_fused(folder / name) for name in ensemble)
+        for name in list(ensemble)[0 if fused else 1 :]:  # the first member entered every training phase
+            if reason := UPDATES if fused else _wrong_phase(ensemble[name]):
+                found[name] = reason
+    return found
+
+
+def defect_of(folder: Path, manifest: Manifest) -> str:
+    """What is wrong with the numbers of the run in `folder`; an empty string if nothing is known to be."""
+    if manifest.vectorized is not None or manifest.kind != "training":
+        return ""
+    return defects_in(folder.resolve().parent).get(folder.resolve().name, "")
+
+
+def _ensembles(runs: Runs) -> Iterator[Runs]:
+    """The runs that were trained together: of one task and config, by one process, at the same time."""
+    groups: dict[Any, Runs] = {}
+    for name, manifest in sorted(runs.items(), key=lambda item: _created(item[1])):
+        key = (manifest.task, digest(manifest.config), manifest.process, manifest.host)
+        group = groups.setdefault(key, {})
+        if group and not _overlap(next(iter(group.values())), manifest):
+            yield from _several(group)
+            group = groups[key] = {}
+        group[name] = manifest
+    for group in groups.values():
+        yield from _several(group)
+
+
+def _several(group: Runs) -> Iterator[Runs]:
+    if len({manifest.seed for manifest in group.values()}) > 1:
+        yield group
+
+
+def _overlap(first: Manifest, other: Manifest) -> bool:
+    """Whether `other` was created before `first` had ended. A process that was killed left no time of its end."""
+    return _created(other) - _created(first) < (first.seconds or INSTANT)
+
+
+def _created(manifest: Manifest) -> float:
+    """When the run was created, in seconds; 0 if its manifest does not say."""
+    try:
+        return datetime.fromisoformat(manifest.created).timestamp()
+    except (ValueError, OverflowError, OSError):
+        return 0.0
+
+
+def _wrong_phase(manifest: Manifest) -> str:
+    measured = [name for name in BY_PHASE if name in manifest.probes]
+    return PHASES.format(" and ".join(measured)) if len(manifest.phases) > 1 and measured else ""
+
+
+def _fused(folder: Path) -> bool:
+    """Whether the run's optimizer had a fused kernel, as its checkpoints say; True if there is none to ask."""
+    try:
+        paths = sorted(own(folder, "checkpoints").glob("[0-9]*.safetensors"), reverse=True)
+    except StagelensError:
+        return True
+    for path in paths:
+        with suppress(StagelensError, OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
+            with own(folder, "checkpoints", path.name).open("rb") as file:
+                header = json.loads(file.read(min(int.from_bytes(file.read(8), "little"), LARGEST)))
+            optimizer = dict(json.loads(header["__metadata__"]["trees"])["optimizer"]["$dict"])
+            return any(dict(group["$dict"]).get("fused") is True for group in optimizer["param_groups"])
+    return True

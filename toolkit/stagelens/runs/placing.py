@@ -1,0 +1,145 @@
+"""Placing: the folder that a run is written to: a new one, that of a run to go on with, or of one to replace."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+from stagelens.base import EnvironmentFault, StagelensError, UsageError
+from stagelens.base import safe_name
+from stagelens.runs.lock import held
+from stagelens.base import leads_into
+from stagelens.runs.manifest import FILE, Manifest, load_manifest
+from stagelens.runs.run import LOCK, catalogue
+from stagelens.runs.store import read_measurements
+
+Notify = Callable[[str], None]  # takes one line, before the training starts
+
+
+def choose_folder(
+    runs: Path, manifest: Manifest, name: str | None, resume: bool, replace: bool = False, notify: Notify | None = None
+) -> Path:
+    """The run's folder: a new one, with `resume` the one to go on with, or with `replace` the one to be replaced.
+
+    `notify` is called with one line if the folder is not the one that the name alone would mean, or replaces a run.
+    """
+    if resume and replace:
+        raise UsageError("--replace starts anew and --resume goes on; give one of them")
+    notify = notify or (lambda text: None)  # noqa: ARG005
+    default = f"{manifest.task.replace('/', '-')}-{manifest.preset}-seed{manifest.seed}"
+    stem = safe_name(default if name is None else name)
+    folder = runs / stem
+    if resume and name is None:
+        same = [run for run in catalogue(runs) if _same(run.manifest, manifest)]
+        if same:
+            return same[-1].folder
+    if (folder / FILE).exists() and not (resume or replace):
+        if name:
+            raise UsageError(
+                f"run {name!r} exists in {runs}; add --resume to go on with it, --replace to replace it, "
+                "or give another --name"
+            )
+        folder = _numbered(folder)
+        notify(
+            f"run {stem!r} exists in {runs}; this one is named {folder.name!r} "
+            "(--replace replaces the first, --resume goes on with the newest of the same config)"
+        )
+    if not leads_into(folder, runs):
+        raise UsageError(f"{folder} is a link that leads out of {runs}; give the folder that it means with --runs")
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        others = [file.name for file in folder.iterdir() if not file.name.startswith(".") and file.name != LOCK]
+    except OSError as error:
+        raise EnvironmentFault(
+            f"cannot make {folder}: {error.strerror or error}; give another folder with --runs"
+        ) from None
+    if others and FILE not in others:
+        raise UsageError(f"{folder} holds other files and is not a run; give another --name")
+    return folder
+
+
+def _numbered(folder: Path) -> Path:
+    """`folder` with the first number behind its name that is free, from 2 on."""
+    number = 2
+    while (numbered := folder.with_name(f"{folder.name}-{number}")).exists():
+        number += 1
+    return numbered
+
+
+@contextmanager
+def replacing(folder: Path, wanted: bool, notify: Notify | None = None) -> Iterator[None]:
+    """Sets the run in `folder` aside, as `NAME-replaced`, while the block writes a new one in its place.
+
+    The old run is removed when the new one is finished. If the new one ends otherwise, the old one stays where it is;
+    if not even its manifest could be written, the old one goes back to its place.
+    """
+    if not (wanted and (folder / FILE).exists()):
+        yield
+        return
+    aside = _set_aside(folder)
+    if notify is not None:
+        notify(f"run {folder.name!r} is replaced; until the new one is finished it is kept as {aside.name!r}")
+    try:
+        yield
+    except BaseException:
+        if not (folder / FILE).exists():
+            shutil.rmtree(folder, ignore_errors=True)
+            with suppress(OSError):
+                aside.rename(folder)
+        raise
+    with suppress(StagelensError):
+        if load_manifest(folder).status == "finished":
+            _remove(aside)
+
+
+def _set_aside(folder: Path) -> Path:
+    """Moves the run in `folder` to a free name and leaves an empty folder. A run that is being written is refused."""
+    before = folder.stat().st_ino
+    with held(folder):
+        if folder.stat().st_ino != before or not (folder / FILE).exists():
+            raise UsageError(f"run {folder.name!r} is being replaced by another process; wait for it")
+        aside = folder.with_name(f"{folder.name}-replaced")
+        aside = _numbered(aside) if aside.exists() else aside
+        try:
+            folder.rename(aside)
+            folder.mkdir()
+        except OSError as error:
+            raise EnvironmentFault(f"cannot replace {folder}: {error.strerror or error}; give another --name") from None
+    return aside
+
+
+def _remove(folder: Path) -> None:
+    """Deletes a run; its manifest first, so that no half of it looks like a run."""
+    with suppress(OSError):
+        (folder / FILE).unlink()
+        shutil.rmtree(folder)
+
+
+def _same(one: Manifest, other: Manifest) -> bool:
+    return (one.task, one.config, one.seed) == (other.task, other.config, other.seed)
+
+
+def taken_up(folder: Path, wanted: Manifest, probes: Sequence[str] | None) -> Manifest:
+    """The manifest of a run that goes on; it must be the same task, config and seed, and have a whole timeline."""
+    manifest = load_manifest(folder)
+    read_measurements(folder, manifest.timeline)
+    if not _same(manifest, wanted):
+        raise UsageError(
+            f"run {folder.name!r} is {manifest.task} with seed {manifest.seed} and "
+            f"{_difference(manifest.config, wanted.config)}; resume it with its own settings, or give another --name"
+        )
+    if probes and wanted.probes != manifest.probes:
+        raise UsageError(f"run {folder.name!r} has the probes {','.join(manifest.probes)}; resume it without --probes")
+    manifest.status, manifest.error, manifest.timeline = "running", "", ""
+    manifest.plugin_problems = wanted.plugin_problems
+    manifest.process, manifest.host = wanted.process, wanted.host
+    manifest.versions, manifest.device, manifest.threads = wanted.versions, wanted.device, wanted.threads
+    return manifest
+
+
+def _difference(had: dict[str, Any], wanted: dict[str, Any]) -> str:
+    changed = [f"{key}={had.get(key)!r} (given {wanted.get(key)!r})" for key in had if had.get(key) != wanted.get(key)]
+    return ", ".join(changed) or "the same config"

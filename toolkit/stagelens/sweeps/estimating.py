@@ -1,0 +1,140 @@
+"""Estimates: how long a sweep will take, from points that are finished, or from a short look at one of them."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from statistics import median
+from typing import TYPE_CHECKING, Any
+
+from stagelens.experiments import Task
+from stagelens.runs import Manifest, load_manifest
+
+if TYPE_CHECKING:
+    from stagelens.experiments import Experiment, Schedule, Training
+    from stagelens.sweeps.plan import SweepPlan
+    from stagelens.training import Trainer
+
+LOOK = 2.0  # seconds at most that a look at the steps, and one at the measurements, takes
+STEPS = 50  # steps or measurements at most in such a look
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """`seconds` of the points that are missing, on all workers together, and what that is based on."""
+
+    seconds: float
+    basis: str
+
+
+def estimate(plan: SweepPlan, workers: int) -> Estimate:
+    """From the median of the finished points, else from a timed look at the middle one of the missing jobs."""
+    jobs = plan.jobs()  # of what is missing; a job holds the seeds that may be trained together
+    if not jobs:
+        return Estimate(0.0, "nothing is missing")
+    missing = sum(len(job.seeds) for job in jobs)
+    finished = [load_manifest(plan.folder / point.name) for point in plan.points if plan.status(point) == "finished"]
+    if finished:
+        each = median(_share(manifest, finished) for manifest in finished)
+        basis = f"the median of {len(finished)} finished points, {each:.2g} s"
+    else:
+        job = jobs[len(jobs) // 2]
+        config = next(point.config for point in plan.points if point.name == job.names[0])
+        each = _look([plan.kind(config, seed) for seed in job.seeds], plan) / len(job.seeds)
+        basis = f"a short timed look at one point with its probes, {each:.2g} s"
+    return Estimate(each * missing / min(workers, len(jobs)), basis)
+
+
+def _share(manifest: Manifest, finished: Sequence[Manifest]) -> float:
+    """Seconds that one run took; of seeds that were trained together, each has an equal share of their time."""
+    start = datetime.fromisoformat(manifest.created)
+    end = start + timedelta(seconds=manifest.seconds)
+    alike = [other for other in finished if (other.task, other.config) == (manifest.task, manifest.config)]
+    same = sum(abs(start - datetime.fromisoformat(other.created)) < (end - start) / 2 for other in alike)
+    return manifest.seconds / max(1, same)
+
+
+def _look(experiments: Sequence[Experiment], plan: SweepPlan) -> float:
+    """Seconds that a job would take, from the first part of its runs."""
+    first = experiments[0]
+    if not isinstance(first, Task):
+        return sum(map(_look_at_flow, experiments))
+    return _look_at_training([one for one in experiments if isinstance(one, Task)], plan)
+
+
+def _look_at_training(tasks: Sequence[Task], plan: SweepPlan) -> float:
+    """Its first steps and measurements, times how many of each there will be."""
+    from stagelens.base import resolve_device, untouched_rng
+    from stagelens.experiments import Training
+    from stagelens.training import Stacked, why_not
+
+    task, steps, device = tasks[0], int(tasks[0].config.steps), str(resolve_device(plan.device))
+    with untouched_rng():
+        trainings = [Training(one, device) for one in tasks]
+        together = len(tasks) > 1 and not why_not(trainings)
+        measuring = _each_measurement(trainings[0], plan)
+        stepping = _each_step(Stacked(trainings) if together else trainings[0])
+    count = steps * stepping * (1 if together else len(tasks))
+    return count + _measurements(task.schedule(), steps) * measuring * len(tasks)
+
+
+def _measurements(schedule: Schedule, steps: int) -> float:
+    """How many measurements to expect. A loss that moves causes more of them, up to `refine` times the planned ones.
+
+    Nobody knows yet how it moves, so the geometric mean of none and all of those is taken.
+    """
+    return float(min(steps + 1, len(schedule.planned(steps)) * schedule.refine**0.5))
+
+
+def _each_step(trainer: Trainer) -> float:
+    """Seconds of one training step."""
+    trainer.advance(0)  # what is made once
+    return _timed(trainer.advance)
+
+
+def _each_measurement(training: Training, plan: SweepPlan) -> float:
+    """Seconds of one measurement with the probes of the sweep."""
+    from stagelens.experiments import eval_batch
+    from stagelens.recording import Recorder
+    from stagelens.training import probe_names
+
+    batch = eval_batch(training.task, training.device)
+    names = probe_names(training.task, plan.probes, plan.host)
+    recorder = Recorder(training.model, names, batch, task=training.task, host=plan.host)
+    recorder.measure(0, **training.scalars())
+    return _timed(lambda step: recorder.measure(step, **training.scalars()))
+
+
+def _timed(call: Callable[[int], Any]) -> float:
+    """Seconds of one call, averaged over at most `STEPS` calls and `LOOK` seconds."""
+    started, step = time.monotonic(), 0
+    while step < STEPS and time.monotonic() - started < LOOK:
+        step += 1
+        call(step)
+    return (time.monotonic() - started) / step
+
+
+def _look_at_flow(flow: Experiment) -> float:
+    """The part of its time that is integrated within `LOOK` seconds."""
+    from stagelens.experiments import Flow, integrate
+
+    assert isinstance(flow, Flow)
+    started, reached = time.monotonic(), 0.0
+
+    def watch(now: float) -> None:
+        nonlocal reached
+        reached = max(reached, now)
+        if time.monotonic() - started > LOOK:
+            raise _EnoughSeen
+
+    try:
+        integrate(flow, watch)
+    except _EnoughSeen:
+        return float((time.monotonic() - started) * flow.config.time / max(reached, 1e-12))
+    return time.monotonic() - started
+
+
+class _EnoughSeen(Exception):
+    pass

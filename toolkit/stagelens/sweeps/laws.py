@@ -1,0 +1,224 @@
+"""Laws: a product of powers fitted to many runs by least squares in log space."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+from warnings import warn
+
+import numpy as np
+from numpy.typing import NDArray
+
+from stagelens.base import UsageError
+
+Array = NDArray[np.float64]
+COVERAGE = 0.95  # of the confidence intervals
+FLAT = 1e-9  # log-columns whose smallest singular value is below this part of the largest are one column
+
+
+@dataclass(frozen=True)
+class Exponent:
+    """One exponent with its 95% confidence interval; the ends are nan if the fit is saturated."""
+
+    value: float
+    low: float
+    high: float
+
+    def __str__(self) -> str:
+        """`0.498 [0.489, 0.508]`, or the value alone if there is no interval."""
+        interval = f" [{self.low:.3f}, {self.high:.3f}]" if np.isfinite(self.low) else ""
+        return f"{self.value:.3f}{interval}"
+
+
+@dataclass(frozen=True)
+class Law:
+    """value = constant * product of column ** exponent."""
+
+    constant: float
+    exponents: dict[str, Exponent]
+    r2: float  # of log value; nan if the fit is saturated
+    residuals: Array  # [value] log(measured / fitted); nan where the value is censored
+    points: int  # values in the fit; every seed counts
+    censored: int  # values left out of the fit: they never reached the threshold
+    grid_points: int  # points that the fit goes through: the seeds of a grid point are averaged to one
+
+    @property
+    def problem(self) -> str:
+        """Why the law has neither R2 nor intervals; empty if it has them."""
+        unknowns = 1 + len(self.exponents)
+        if self.grid_points > unknowns:
+            return ""
+        return f"a saturated fit has no R2 and no intervals: {self.grid_points} grid points for {unknowns} unknowns"
+
+    @property
+    def resampled(self) -> str:
+        """What the intervals are over. It is always "points": the seeds of a grid point count as one."""
+        return "points"
+
+    def predict(self, columns: Mapping[str, Sequence[float] | Array]) -> Array:
+        """The law's value at each row of `columns`: [point]."""
+        missing = [name for name in self.exponents if name not in columns]
+        if missing:
+            raise UsageError(f"the law is in {', '.join(self.exponents)}; given {', '.join(columns) or 'no column'}")
+        logs = [exponent.value * _log(name, columns[name]) for name, exponent in self.exponents.items()]
+        return np.asarray(self.constant * np.exp(np.sum(logs, axis=0)), dtype=float)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values; an end that is not known is None."""
+        exponents = {name: {k: _plain(v) for k, v in asdict(e).items()} for name, e in self.exponents.items()}
+        return {
+            "constant": self.constant,
+            "r2": _plain(self.r2),
+            "exponents": exponents,
+            "points": self.points,
+            "censored": self.censored,
+            "grid_points": self.grid_points,
+            "resampled": self.resampled,
+            "problem": self.problem,
+        }
+
+    def __str__(self) -> str:
+        powers = " ".join(f"{k}^{e}" for k, e in self.exponents.items())
+        left_out = f"; {self.censored} censored points left out" if self.censored else ""
+        quality = f"no R2: {self.problem}" if self.problem else f"R2 {self.r2:.4f}"
+        return f"{self.constant:.4g} {powers}  ({quality}, {self.points} points{left_out})"
+
+
+def fit_law(
+    columns: Mapping[str, Sequence[float]],
+    values: Sequence[float],
+    *,
+    seeds: Sequence[int] | None = None,
+    censored: Sequence[bool] | None = None,
+    resamples: int | None = None,
+    seed: int | None = None,
+) -> Law:
+    """Fits values = constant * product of columns ** exponents, all of them [value] and positive.
+
+        law = sl.fit_law({"T": T, "d": d}, plateau_lengths, seeds=seeds)
+        law.exponents["d"].value, law.r2
+
+    With `seeds`, the values with the same columns are the seeds of one grid point: the fit goes through the mean of
+    their logarithms. Without `seeds`, every value is a grid point of its own. The 95% confidence intervals are t
+    intervals over the grid points. `censored` values are left out of the fit and counted.
+    """
+    if resamples is not None or seed is not None:
+        warn("`resamples` and `seed` of fit_law have no effect; version 0.3 removes them", DeprecationWarning, 2)
+    measured = np.asarray(values, dtype=float)
+    logs = _design(columns, len(measured))
+    left_out = _aligned("censored", censored, len(measured), bool)
+    _aligned("seeds", seeds, len(measured), np.int64)
+    kept = ~left_out
+    _check(columns, measured, kept)
+    design, target = logs[kept], np.log(measured[kept])
+    points, means = (design, target) if seeds is None else seed_means(design, target)
+    _check_points(points, list(columns), int(kept.sum()))
+    coefficients = _solve(list(columns), points, means)
+    half = half_widths(points, means - points @ coefficients)
+    residuals = np.full(len(measured), np.nan)
+    residuals[kept] = target - design @ coefficients
+    saturated = len(points) == len(coefficients)
+    return Law(
+        constant=float(np.exp(coefficients[0])),
+        exponents={
+            name: Exponent(float(value), float(value - width), float(value + width))
+            for name, value, width in zip(columns, coefficients[1:], half[1:], strict=True)
+        },
+        r2=np.nan if saturated else _r2(target, residuals[kept]),
+        residuals=residuals,
+        points=int(kept.sum()),
+        censored=int(left_out.sum()),
+        grid_points=len(points),
+    )
+
+
+def seed_means(design: Array, target: Array) -> tuple[Array, Array]:
+    """The distinct rows of `design` [value, unknown], and for each the mean of its values of `target` [value].
+
+    Every grid point counts once, however many seeds it has. So its own deviation from the law, which all of its
+    seeds share, enters the intervals as what it is: one number per grid point.
+    """
+    points, which = np.unique(design, axis=0, return_inverse=True)
+    which = which.ravel()
+    return points, np.asarray(np.bincount(which, target) / np.bincount(which), dtype=float)
+
+
+def half_widths(design: Array, residuals: Array) -> Array:
+    """Half the width of the t interval of each coefficient, [unknown]; nan if the fit is saturated.
+
+    `design` is [point, unknown]. `residuals` is [point], what least squares leaves over.
+    """
+    from scipy.special import stdtrit
+
+    points, unknowns = design.shape
+    if points <= unknowns:
+        return np.full(unknowns, np.nan)
+    variance = float(residuals @ residuals) / (points - unknowns)
+    spread = np.diag(np.linalg.inv(design.T @ design))
+    return np.asarray(stdtrit(points - unknowns, (1 + COVERAGE) / 2) * np.sqrt(variance * spread), dtype=float)
+
+
+def _design(columns: Mapping[str, Sequence[float]], points: int) -> Array:
+    """[point, 1 + column]: a column of ones, then the logarithms."""
+    if not columns:
+        raise UsageError("a law needs at least one column to fit: none was given")
+    for name, column in columns.items():
+        if len(column) != points:
+            raise UsageError(f"column {name!r} has {len(column)} entries, the values {points}: one per point")
+    return np.stack([np.ones(points), *(_log(name, column) for name, column in columns.items())], axis=1)
+
+
+def _log(name: str, column: Sequence[float] | Array) -> Array:
+    numbers = np.asarray(column, dtype=float)
+    wrong = numbers[~(np.isfinite(numbers) & (numbers > 0))]
+    if wrong.size:
+        raise UsageError(f"column {name!r} holds {wrong.flat[0]:g}: a power law needs positive numbers")
+    return np.asarray(np.log(numbers), dtype=float)
+
+
+def _aligned(what: str, given: Sequence[Any] | None, points: int, kind: Any) -> NDArray[Any]:
+    """`given` as an array, one entry per point; zeros where there is none."""
+    array = np.zeros(points, dtype=kind) if given is None else np.asarray(given, dtype=kind)
+    if len(array) != points:
+        raise UsageError(f"{what} has {len(array)} entries, the values {points}: one per point")
+    return array
+
+
+def _check(columns: Mapping[str, Sequence[float]], values: Array, kept: NDArray[np.bool_]) -> None:
+    unknowns = 1 + len(columns)
+    if kept.sum() < unknowns:
+        lost = f" ({(~kept).sum()} more are censored)" if not kept.all() else ""
+        raise UsageError(f"{kept.sum()} points{lost} for {unknowns} unknowns (a constant and {', '.join(columns)})")
+    wrong = values[kept][~(np.isfinite(values[kept]) & (values[kept] > 0))]
+    if wrong.size:
+        raise UsageError(f"the values hold {wrong[0]:g}: a power law needs positive numbers")
+    for name, column in columns.items():
+        here = np.asarray(column, dtype=float)[kept]
+        if np.ptp(here) == 0:
+            raise UsageError(f"column {name!r} has one value only ({here[0]:g}): its exponent needs two or more")
+
+
+def _check_points(points: Array, names: Sequence[str], values: int) -> None:
+    """An error if there are fewer grid points than unknowns: seeds do not help there."""
+    if len(points) < 1 + len(names):
+        unknowns = f"{1 + len(names)} unknowns (a constant and {', '.join(names)})"
+        raise UsageError(f"{values} values at {len(points)} grid points for {unknowns}: add values of {names[0]}")
+
+
+def _solve(names: Sequence[str], design: Array, target: Array) -> Array:
+    """Least squares: [1 + column]."""
+    centred = design[:, 1:] - design[:, 1:].mean(axis=0)
+    sizes = np.linalg.svd(centred / np.linalg.norm(centred, axis=0), compute_uv=False)
+    if len(sizes) < len(names) or sizes[-1] < FLAT * sizes[0]:
+        raise UsageError(f"columns {', '.join(names)} move together: their exponents cannot be told apart")
+    return np.asarray(np.linalg.lstsq(design, target, rcond=None)[0], dtype=float)
+
+
+def _r2(target: Array, residuals: Array) -> float:
+    spread, missed = float(np.sum((target - target.mean()) ** 2)), float(residuals @ residuals)
+    return 1 - missed / spread if spread > 0 else 1.0
+
+
+def _plain(value: float) -> float | None:
+    return value if np.isfinite(value) else None

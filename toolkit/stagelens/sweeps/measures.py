@@ -1,0 +1,188 @@
+"""Measures: one number of a run, named by a short text; what a sweep tabulates and fits laws to.
+
+| text | number |
+|---|---|
+| `loss`, `loss:final` | the series' last value |
+| `loss:min`, `loss:max`, `loss:best` | its least or largest; best: the least of a loss or an error, else the largest |
+| `accuracy:stage2` | its value at the end of the run's second stage |
+| `probe/reading[head=1,layer=0]` | one curve of a series; layers, heads and positions not given are averaged |
+| `plateau_length@0.1`, `plateau_length:accuracy@5%` | steps until the series crosses a threshold |
+| `plateau_length` | as the task itself measures it, where it does; else until the metric is at 50% of its start |
+| `transition1`, `transition2`, ... | the step at which a transition is steepest |
+| `stages`, `plateaus`, `transitions` | how many |
+| `event:NAME` | when an event of a flow first happened |
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from math import nan
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from stagelens.base import UsageError, unknown
+from stagelens.timelines import one_curve, parse_curve, parse_place
+
+if TYPE_CHECKING:
+    from stagelens.runs import Run
+    from stagelens.timelines import Timeline
+
+Floats = NDArray[np.float64]
+
+PLATEAU = "plateau_length"
+THRESHOLD = "50%"  # of a series' first value, where a plateau's end is not given
+COUNTS = {"stages": None, "plateaus": "plateau", "transitions": "transition"}
+MOMENTS = ("final", "best", "min", "max", "stageN")
+PARTS = re.compile(r"(?P<name>[^:@\[\]]+)(\[(?P<place>.*?)\])?(:(?P<when>.+?))?(@(?P<threshold>[^@\]]+))?")
+
+
+@dataclass(frozen=True)
+class Measured:
+    """A number of a run. A `censored` one was not reached: the value is then the last step, a lower bound.
+
+    A value of nan is no number, and `reason` says why.
+    """
+
+    value: float
+    censored: bool = False
+    reason: str = ""
+
+
+@dataclass(frozen=True)
+class Measure:
+    """What to measure of a run; made by `parse_measure`."""
+
+    text: str
+    series: str = ""  # empty: the run's own metric
+    place: Mapping[str, str] = field(default_factory=dict)
+    kind: str = "final"  # final, best, min, max, stage, plateau_length, transition, event, or one of COUNTS
+    number: int = 0  # of the stage or transition
+    threshold: str = ""  # of a plateau's end; empty: the task's own
+    event: str = ""
+
+    @property
+    def can_be_censored(self) -> bool:
+        """Whether a run may end before it."""
+        return self.kind in (PLATEAU, "transition", "event", "stage")
+
+    def __call__(self, run: Run) -> Measured:
+        if self.kind in COUNTS:
+            kind = COUNTS[self.kind]
+            return Measured(float(sum(kind in (None, stage.kind) for stage in run.stages())))
+        end = float(run.timeline.steps[-1])
+        if self.kind == "transition":
+            times = [float(stage.at) for stage in run.stages().transitions]
+            return Measured(times[self.number - 1]) if len(times) >= self.number else Measured(end, censored=True)
+        if self.kind == "event":
+            return self._event(run, end)
+        if self.kind == "plateau_length" and not self.threshold and (own := _own_plateau(run, end)) is not None:
+            return own
+        steps, values = curve(run.timeline, self.series or run.manifest.metric, self.place)
+        if self.kind == "plateau_length":
+            return crossing(steps, values, self.threshold or THRESHOLD)
+        if self.kind == "stage":
+            ends = [stage.end for stage in run.stages()]
+            if len(ends) < self.number:
+                return Measured(nan, censored=True, reason=f"the run has {len(ends)} stages")
+            return _value_at(float(ends[self.number - 1]), steps, values, self.series)
+        return Measured(_moment(self.kind, self.series, values))
+
+    def _event(self, run: Run, end: float) -> Measured:
+        happened = run.manifest.events
+        if self.event in happened:
+            return Measured(happened[self.event])
+        events: Any = getattr(run.experiment, "events", tuple)()
+        if self.event not in (known := [event.name for event in events]):
+            raise unknown("event", self.event, known, f"of {run.manifest.task}")
+        return Measured(end, censored=True)
+
+
+def parse_measure(text: str) -> Measure:
+    """The measure that `text` names; a text that names none is told before anything runs."""
+    found = PARTS.fullmatch(text.strip())
+    if found is None:
+        raise UsageError(f"measure {text!r}: expected a series, as loss:final, or plateau_length, transition1, stages")
+    name, when, place = found["name"], found["when"], parse_place(found["place"] or "", text)
+    if name == "plateau_length":
+        threshold = found["threshold"] or (THRESHOLD if when else "")
+        _threshold(threshold or THRESHOLD, 1.0)
+        series, inside = parse_curve(when or "")
+        return Measure(text, series=series, place=place | inside, kind=name, threshold=threshold)
+    if found["threshold"]:
+        raise UsageError(f"measure {text!r}: only plateau_length has a threshold, as plateau_length:{name}@0.1")
+    if name in COUNTS and when is None:
+        return Measure(text, kind=name)
+    if name == "event" and when:
+        return Measure(text, kind="event", event=when)
+    if (numbered := re.fullmatch(r"transition([1-9]\d*)", name)) and when is None:
+        return Measure(text, kind="transition", number=int(numbered[1]))
+    if when and (numbered := re.fullmatch(r"stage([1-9]\d*)", when)):
+        return Measure(text, series=name, place=place, kind="stage", number=int(numbered[1]))
+    if when is not None and when not in MOMENTS[:-1]:
+        raise unknown("moment", when, MOMENTS, f"in the measure {text!r}")
+    return Measure(text, series=name, place=place, kind=when or "final")
+
+
+def curve(timeline: Timeline, name: str, place: Mapping[str, str] | None = None) -> tuple[Floats, Floats]:
+    """(steps, values) of the one curve that `name` and `place` mean, where it was measured."""
+    found = one_curve(timeline, name, place)
+    if found.labels:
+        raise UsageError(f"series {name!r} holds labels ({', '.join(found.labels)}); a measure needs numbers")
+    steps, values = found.read(timeline)
+    return steps.astype(np.float64), values
+
+
+def _own_plateau(run: Run, end: float) -> Measured | None:
+    """The plateau's length as an event or a probe of the run has it; None where it has neither."""
+    if PLATEAU in run.manifest.events:
+        return Measured(run.manifest.events[PLATEAU])
+    for name in (PLATEAU, f"{PLATEAU}/steps"):
+        if name in run.timeline:
+            return Measured(float(curve(run.timeline, name)[1][-1]))
+    events: Any = getattr(run.experiment, "events", tuple)()
+    if PLATEAU in run.manifest.probes or any(event.name == PLATEAU for event in events):
+        return Measured(end, censored=True)
+    return None
+
+
+def crossing(steps: Floats, values: Floats, threshold: str = THRESHOLD) -> Measured:
+    """The first step at which `values` [step] reach the threshold, from whichever side they start; interpolated."""
+    level = _threshold(threshold, float(values[0]))
+    if threshold.endswith("%") and values[0] == 0:
+        return Measured(nan, reason=f"the series starts at 0, so {threshold} of its start is no threshold")
+    side = np.sign(values[0] - level)
+    reached = np.flatnonzero((values - level) * side <= 0)
+    if not len(reached):
+        return Measured(float(steps[-1]), censored=True)
+    after = int(reached[0])
+    if after == 0:
+        return Measured(float(steps[0]))
+    part = (values[after - 1] - level) / (values[after - 1] - values[after])
+    return Measured(float(steps[after - 1] + part * (steps[after] - steps[after - 1])))
+
+
+def _value_at(step: float, steps: Floats, values: Floats, name: str) -> Measured:
+    """The value at `step`, interpolated between two measurements; nothing outside of them."""
+    if not steps[0] <= step <= steps[-1]:
+        reason = f"{name} was measured from step {steps[0]:g} to {steps[-1]:g}; the stage ends at {step:g}"
+        return Measured(nan, reason=reason)
+    return Measured(float(np.interp(step, steps, values)))
+
+
+def _threshold(text: str, first: float) -> float:
+    """A number, or with % a part of the first value."""
+    try:
+        number = float(text.removesuffix("%"))
+    except ValueError:
+        raise UsageError(f"threshold {text!r}: expected a number, or a part of the first value such as 50%") from None
+    return number / 100 * first if text.endswith("%") else number
+
+
+def _moment(kind: str, name: str, values: Floats) -> float:
+    if kind == "best":
+        kind = "min" if re.search(r"loss|error", name) else "max"
+    return float({"final": values[-1], "min": values.min(), "max": values.max()}[kind])

@@ -1,0 +1,240 @@
+"""The points of a sweep: every config and seed of its grid, known and valid before the first of them runs.
+
+A point's folder is named after its content (task, config, seed), so that a repeated sweep runs only what is missing,
+and sweeps of the same task share the points that they have in common.
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from stagelens.base import StagelensError, UsageError, content_name, unknown
+from stagelens.experiments import Config, Experiment, Task, as_settings, make_config
+from stagelens.host import Host, make_host
+from stagelens.runs import defects_in, load_manifest, runs_folder
+from stagelens.sweeps.executors import Job
+from stagelens.sweeps.grid import Grid, make_grid
+from stagelens.training import resolve_task
+
+POINTS = "points"  # where `runs.points_of` looks for them
+ASIDE = ".defective"  # is added to the name of a point that is run again because its numbers are wrong
+MOST_POINTS = 10_000  # a sweep of more asks whether that is meant
+
+
+@dataclass(frozen=True)
+class Point:
+    """One config and seed of a sweep. `settings` are the grid's own, `name` is its folder."""
+
+    settings: dict[str, str]
+    config: Config
+    seed: int
+    name: str
+
+
+@dataclass(frozen=True)
+class SweepPlan:
+    """A sweep before it starts: every point is known and its config is valid."""
+
+    task: str | type[Experiment]
+    kind: type[Experiment]
+    preset: str
+    base: tuple[str, ...]  # settings of every point, as key=value
+    grid: Grid
+    seeds: tuple[int, ...]
+    runs: Path
+    device: str
+    probes: tuple[str, ...] | None
+    plugin_dirs: tuple[str, ...]
+    host: Host
+    ensemble: bool = True
+
+    @cached_property
+    def points(self) -> list[Point]:
+        """Every config with every seed, each once: a value that the grid has twice is one point."""
+        found: dict[str, Point] = {}
+        for settings in self.grid:
+            config = make_config(self.kind.Config, self.kind.presets, self.preset, self._given(settings))
+            for seed in self.seeds:
+                name = self._name(config, seed)
+                found.setdefault(name, Point(settings, config, seed, name))
+        return list(found.values())
+
+    @property
+    def folder(self) -> Path:
+        """Where the points are."""
+        return self.runs / POINTS
+
+    def status(self, point: Point) -> str:
+        """As in the point's manifest; `missing` if it cannot be read, `defective` if its numbers are wrong."""
+        try:
+            manifest = load_manifest(self.folder / point.name)
+        except StagelensError:
+            return "missing"
+        return "defective" if manifest.vectorized is None and point.name in self._defects else manifest.status
+
+    @cached_property
+    def _defects(self) -> dict[str, str]:
+        return defects_in(self.folder)
+
+    @property
+    def warning(self) -> str:
+        """Which points have wrong numbers, why, and what `execute` does about it; empty if none has."""
+        wrong = [self._defects[point.name] for point in self.points if self.status(point) == "defective"]
+        if not wrong:
+            return ""
+        again = f"they are run again, and the old ones are renamed to POINT{ASIDE}"
+        return f"{len(wrong)} of {len(self.points)} points have wrong numbers; {again} (of the first: {wrong[0]})"
+
+    def set_aside(self) -> None:
+        """Renames the points with wrong numbers, so that they are run again."""
+        for point in self.points:
+            if self.status(point) == "defective":
+                with suppress(OSError):  # another sweep has done it
+                    (self.folder / point.name).rename(self.folder / f"{point.name}{ASIDE}")
+
+    def jobs(self) -> list[Job]:
+        """What is still to do: a config's missing seeds together where they can be trained as one."""
+        missing: dict[tuple[str, ...], list[Point]] = {}
+        together = self.ensemble and issubclass(self.kind, Task)
+        for point in self.points:
+            if self.status(point) != "finished":
+                key = (*point.settings.values(), *([] if together else [str(point.seed)]))
+                missing.setdefault(key, []).append(point)
+        return [
+            Job(
+                task=self.task,
+                preset=self.preset,
+                settings=dict(setting.split("=", 1) for setting in self._given(points[0].settings)),
+                seeds=tuple(point.seed for point in points),
+                names=tuple(point.name for point in points),
+                folder=str(self.folder.resolve()),
+                device=self.device if issubclass(self.kind, Task) else "cpu",  # a flow is integrated on the CPU
+                probes=self.probes,
+                plugin_dirs=self.plugin_dirs,
+            )
+            for points in missing.values()
+        ]
+
+    def command(self, point: Point) -> str:
+        """The command that repeats a point, in its place; Python for a class that no plugin brings."""
+        if not isinstance(self.task, str) and not self.plugin_dirs and self._is_nobodys:
+            given = dict(setting.split("=", 1) for setting in self._given(point.settings))
+            where = f"runs={str(self.folder)!r}, name={point.name!r}, resume=True"
+            call = f"preset={self.preset!r}, settings={given!r}, seed={point.seed}, probes={self.probes!r}"
+            return f"stagelens.run({self.kind.__name__}, {call}, device={self.device!r}, {where})"
+        plugins = [word for folder in self.plugin_dirs for word in ("--plugin-dir", str(folder))]
+        settings = [word for setting in self._given(point.settings) for word in ("--set", setting)]
+        words = ["stagelens", *plugins, "run", self.kind.id, "--preset", self.preset, *settings]
+        words += ["--probes", ",".join(self.probes)] if self.probes else []
+        words += ["--device", self.device] if self.device != "auto" else []
+        place = ["--seed", str(point.seed), "--runs", str(self.folder), "--name", point.name, "--resume"]
+        return shlex.join([*words, *place])
+
+    @property
+    def _is_nobodys(self) -> bool:
+        """Whether no plugin brings the task: it was given as a class."""
+        return self.host.tasks.owners[self.kind.id] not in {plugin.name for plugin in self.host.plugins}
+
+    def _given(self, settings: Mapping[str, str]) -> list[str]:
+        return [*self.base, *(f"{key}={value}" for key, value in settings.items())]
+
+    def _name(self, config: Config, seed: int) -> str:
+        content: dict[str, Any] = {"task": self.kind.id, "config": config.model_dump(mode="json"), "seed": seed}
+        if self.probes:
+            content["probes"] = sorted(self.probes)
+        return content_name(self.kind.id, f"seed{seed}", content)
+
+
+def plan_sweep(
+    task: str | type[Experiment],
+    grid: Any,
+    *,
+    seeds: int | Sequence[int] = 1,
+    preset: str = "quick",
+    settings: Sequence[str] | Mapping[str, Any] = (),
+    runs: str | Path | None = None,
+    device: str = "auto",
+    probes: Sequence[str] | None = None,
+    ensemble: bool = True,
+    yes: bool = False,
+    host: Host | None = None,
+    plugin_dirs: Sequence[str] = (),
+) -> SweepPlan:
+    """The points of a sweep. The user's mistakes are told here; more than 10000 points need `yes`."""
+    host = host or make_host(plugin_dirs)
+    _, kind = resolve_task(task, host)
+    given = as_settings(settings)
+    make_config(kind.Config, kind.presets, preset, given)
+    chosen = make_grid(grid, kind.Config)
+    if both := [setting for setting in given if setting.partition("=")[0] in chosen.keys]:
+        raise UsageError(f"--set {both[0]} is a key of the grid too; give it in one place")
+    numbers = tuple(range(seeds)) if isinstance(seeds, int) else tuple(seeds)
+    if not numbers:
+        raise UsageError(f"seeds {seeds!r}: expected at least one")
+    for name in probes or ():
+        host.probes[name]
+    if (count := chosen.size * len(numbers)) > MOST_POINTS and not yes:
+        raise UsageError(
+            f"the grid has {count:,} points ({chosen.size:,} configs, {len(numbers)} seeds): add --yes to run them"
+        )
+    plan = SweepPlan(
+        task=task,
+        kind=kind,
+        preset=preset,
+        base=tuple(given),
+        grid=chosen,
+        seeds=numbers,
+        runs=runs_folder(runs),
+        device=device,
+        probes=tuple(probes) if probes else None,
+        plugin_dirs=tuple(plugin_dirs),
+        host=host,
+        ensemble=ensemble,
+    )
+    _ = plan.points  # a value that the config refuses is told now
+    return plan
+
+
+def parse_columns(fit: str | Sequence[str] | None) -> list[str]:
+    """The columns of a law: a list, or a text with commas between them."""
+    columns = [key.strip() for key in fit.split(",") if key.strip()] if isinstance(fit, str) else list(fit or ())
+    if isinstance(fit, str) and not columns:
+        raise UsageError(f"--fit {fit!r}: expected keys of the grid, or features of the task, as T,d")
+    return columns
+
+
+def check_columns(plan: SweepPlan, columns: Sequence[str]) -> None:
+    """A law is in numeric config keys, or in features that the task names."""
+    if not columns:
+        return
+    first = plan.points[0]
+    features = plan.kind(first.config, first.seed).features()
+    for key in columns:
+        if key in features:
+            continue
+        if key.partition(".")[0] not in plan.kind.Config.model_fields:
+            known = [*plan.grid.keys, *features]
+            raise unknown("column to fit", key, known, "a law is in keys of the grid or features of the task")
+        value = setting_at(first.config, key)
+        if not isinstance(value, int | float):
+            raise UsageError(f"--fit {key!r}: its values are no numbers ({value!r})")
+        if all(setting_at(point.config, key) == value for point in plan.points):
+            raise UsageError(f"--fit {key!r}: it is {value!r} at every point; its exponent needs two values or more")
+
+
+def column_value(plan: SweepPlan, point: Point, column: str) -> float:
+    features = plan.kind(point.config, point.seed).features()
+    return float(features[column] if column in features else setting_at(point.config, column))
+
+
+def setting_at(config: Any, key: str) -> Any:
+    """The value of a config key, nested ones with dots."""
+    for part in key.split("."):
+        config = getattr(config, part)
+    return config

@@ -1,0 +1,5 @@
+"""timelines: what was measured, as labelled arrays over the steps of a training."""
+
+import lazy_loader
+
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

@@ -1,0 +1,26 @@
+from .csv_curve import read_curve as read_curve
+from .curves import (
+    SeriesCurve as SeriesCurve,
+    average as average,
+    curves_of as curves_of,
+    one_curve as one_curve,
+    parse_curve as parse_curve,
+    parse_place as parse_place,
+)
+from .events import half_rise as half_rise, places as places, probe_events as probe_events
+from .exporting import export as export
+from .reading import CHANCE as CHANCE, Reading as Reading, is_companion as is_companion
+from .timeline import (
+    LARGEST_STEP as LARGEST_STEP,
+    Column as Column,
+    Layout as Layout,
+    Measurement as Measurement,
+    Timeline as Timeline,
+    check_same as check_same,
+    column_of as column_of,
+    layout_from_json as layout_from_json,
+    layout_to_json as layout_to_json,
+    pack as pack,
+    placed as placed,
+    plain_step as plain_step,
+)

@@ -1,0 +1,181 @@
+"""Curves: one number per step of a series, and the name by which everybody asks for it.
+
+A series has dims. Only `AVERAGED` dims (layers, heads, positions) are averaged, because their elements are instances of
+one quantity. Every other dim (references, directions, groups, sides, quantities, parameters, ...) names different
+quantities, so each of its elements is a curve of its own: `kl_to_references/kl[reference=bigram]`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import product
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from stagelens.base import UsageError, unknown
+
+if TYPE_CHECKING:
+    from stagelens.timelines.timeline import Column, Timeline
+
+Floats = NDArray[np.float64]
+
+AVERAGED = ("layer", "head", "position", "query", "key")  # dims that one number per step is a mean over
+LISTED = 12  # curves that an error lists
+NAMED = re.compile(r"(?P<series>[^\[\]]+)\[(?P<place>.*)\]")
+
+
+@dataclass(frozen=True)
+class SeriesCurve:
+    """One curve of a series. `place` picks one element of some dims; `averaged` are the dims that it is a mean over."""
+
+    source: str  # the series in the timeline
+    place: tuple[tuple[str, str], ...] = ()
+    averaged: tuple[str, ...] = ()
+    labels: tuple[str, ...] = ()  # of a series of labels
+
+    @property
+    def name(self) -> str:
+        """`kl_to_references/kl[reference=bigram]`: what a user writes to ask for this curve."""
+        return self.source + (f"[{','.join(f'{dim}={label}' for dim, label in self.place)}]" if self.place else "")
+
+    @property
+    def rule(self) -> str:
+        """How several numbers per step become one; empty if there is one anyway."""
+        return rule_of(self.averaged, self.labels)
+
+    @property
+    def label(self) -> str:
+        """The name and the rule, as on axes and in table headers."""
+        return f"{self.name} ({self.rule})" if self.rule else self.name
+
+    def middle(self, values: Floats, axis: int) -> Floats:
+        """The mean of `values` along `axis`; of labels the most common one (the first of equals)."""
+        return middle(values, axis, self.labels)
+
+    def named(self, value: float) -> float | str:
+        """The label that `value` is the code of, or the value itself."""
+        from stagelens.timelines.timeline import label_of
+
+        return label_of(self.labels, value) if self.labels else value
+
+    def read(self, timeline: Timeline) -> tuple[NDArray[Any], Floats]:
+        """(steps, values), each [step], at the steps at which the curve was measured."""
+        column, values = timeline.column(self.source), timeline.series(self.source)
+        for dim, label in self.place:
+            values = values.take([_labels(column, dim).index(label)], axis=1 + column.dims.index(dim))
+        flat = values.reshape(len(values), -1)
+        there = ~np.isnan(flat).all(axis=1)
+        if not there.any():
+            raise UsageError(f"series {self.name!r} holds no number")
+        return timeline.steps[there], self.middle(flat[there], 1)
+
+
+def curves_of(*columns: Column, place: Mapping[str, str] | None = None) -> list[SeriesCurve]:
+    """The curves that the same series of several timelines has in all of them, in the first one's order.
+
+    `place` picks elements of dims by label. A dim that is not averaged enters the names of the curves if it has
+    several elements, or other labels in another column. Each curve is one number per step in every column.
+    """
+    first, picked = columns[0], dict(place or {})
+    for dim, label in picked.items():
+        for column in columns:
+            _check_place(column, dim, label)
+    named = [dim for column in columns for dim in column.dims if dim in picked or _is_named(dim, columns)]
+    choices = []
+    for dim in dict.fromkeys(named):
+        if any(dim not in column.dims for column in columns):
+            return []
+        shared = [label for label in _labels(first, dim) if all(label in _labels(c, dim) for c in columns)]
+        choices.append([(dim, label) for label in dict.fromkeys(shared) if label == picked.get(dim, label)])
+    wide = [d for c in columns for d, size in zip(c.dims, c.shape, strict=True) if size > 1 and d not in named]
+    averaged = tuple(dict.fromkeys(wide))
+    return [SeriesCurve(first.name, chosen, averaged, first.labels) for chosen in product(*choices)]
+
+
+def one_curve(timeline: Timeline, text: str, place: Mapping[str, str] | None = None) -> SeriesCurve:
+    """The curve that `text` names: `loss`, `kl_to_references/kl[reference=bigram]`. An error lists what it may mean."""
+    name, inside = (text, {}) if text in timeline else parse_curve(text)
+    found = curves_of(timeline.column(name), place={**inside, **(place or {})})
+    if len(found) != 1:
+        raise UsageError(f"series {text!r} has {len(found)} curves; give one of them: {listed(found)}")
+    return found[0]
+
+
+def parse_curve(text: str) -> tuple[str, dict[str, str]]:
+    """`probe/reading[layer=1,head=0]` as the series and the labels of the dims that it picks."""
+    found = NAMED.fullmatch(text.strip())
+    return (found["series"], parse_place(found["place"], text)) if found else (text.strip(), {})
+
+
+def parse_place(text: str, whole: str) -> dict[str, str]:
+    """`layer=1,head=0` as a mapping. A comma separates only before `dim=`, so labels may contain commas."""
+    pairs = [part.partition("=") for part in re.split(r",(?=\s*\w+\s*=)", text) if part.strip()]
+    if any(not equals or not dim.strip() for dim, equals, _ in pairs):
+        raise UsageError(f"{whole!r}: expected elements such as [layer=1,head=0], got [{text}]")
+    return {dim.strip(): label.strip() for dim, _, label in pairs}
+
+
+def listed(curves: Sequence[SeriesCurve]) -> str:
+    """The names of `curves` for an error message, the first few if there are many."""
+    more = f", ... ({len(curves) - LISTED} more)" if len(curves) > LISTED else ""
+    return ", ".join(curve.name for curve in curves[:LISTED]) + more
+
+
+def average(column: Column, values: Floats) -> tuple[Column, Floats, str]:
+    """Averages `values` [step, *dims] over the `AVERAGED` dims.
+
+    Returns the column and the values [step, *other dims] of what is left, and the rule, which says what was averaged.
+    The rule is empty if nothing was.
+    """
+    wide = [dim for dim, size in zip(column.dims, column.shape, strict=True) if dim in AVERAGED and size > 1]
+    kept = [index for index, dim in enumerate(column.dims) if dim not in AVERAGED]
+    order = [0, *(1 + index for index in kept), *(1 + i for i in range(len(column.dims)) if i not in kept)]
+    shape = tuple(column.shape[index] for index in kept)
+    left = values.transpose(order).reshape(len(values), *shape, -1)
+    dims = tuple(column.dims[index] for index in kept)
+    coords = tuple((dim, labels) for dim, labels in column.coords if dim in dims)
+    left_over = replace(column, dims=dims, shape=shape, coords=coords)
+    return left_over, middle(left, -1, column.labels), rule_of(wide, column.labels)
+
+
+def rule_of(dims: Sequence[str], labels: Sequence[str] = ()) -> str:
+    """`mean over layer, head`, or `most common over` them for labels; empty without dims."""
+    return f"{'most common' if labels else 'mean'} over {', '.join(dims)}" if dims else ""
+
+
+def middle(values: Floats, axis: int, labels: Sequence[str] = ()) -> Floats:
+    """The mean of `values` along `axis` over what was measured, or the most common code; nan if nothing was."""
+    if not labels:
+        return mean_of_measured(values, axis)
+    counts = np.stack([(values == code).sum(axis) for code in range(len(labels))])
+    return np.where(counts.any(axis=0), counts.argmax(axis=0), np.nan)
+
+
+def mean_of_measured(values: Floats, axis: int) -> Floats:
+    """The mean of `values` along `axis` over what was measured; nan if nothing was."""
+    there = ~np.isnan(values)
+    count = there.sum(axis)
+    return np.where(count > 0, np.where(there, values, 0.0).sum(axis) / np.maximum(count, 1), np.nan)
+
+
+def _is_named(dim: str, columns: Sequence[Column]) -> bool:
+    """True if the elements of `dim` are different quantities that have to be told apart."""
+    if dim in AVERAGED:
+        return False
+    known = {tuple(_labels(column, dim)) if dim in column.dims else () for column in columns}
+    return len(known) > 1 or any(len(labels) > 1 for labels in known)
+
+
+def _labels(column: Column, dim: str) -> list[str]:
+    return [str(label) for label in column.coordinate(dim)]
+
+
+def _check_place(column: Column, dim: str, label: str) -> None:
+    if dim not in column.dims:
+        raise unknown("dim", dim, column.dims, f"of {column.name!r}")
+    if label not in (labels := _labels(column, dim)):
+        raise unknown(dim, label, labels, f"of {column.name!r}")

@@ -1,0 +1,326 @@
+"""The timeline: all readings of a run over its steps, as labelled arrays."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from stagelens.base import UsageError, unknown
+from stagelens.timelines.reading import Reading
+
+if TYPE_CHECKING:
+    import xarray
+
+Floats = NDArray[np.float64]
+LARGEST_STEP = 1e100  # beyond any training or flow; an axis needs room above it
+
+
+@dataclass(frozen=True)
+class Column:
+    """One series of a measurement: its name, dims, shape, coordinates and, where categorical, labels."""
+
+    name: str
+    dims: tuple[str, ...]
+    shape: tuple[int, ...]
+    coords: tuple[tuple[str, tuple[Any, ...]], ...]
+    labels: tuple[str, ...] = ()
+
+    def __hash__(self) -> int:  # of all fields it would take most of the time of storing a flow
+        return hash(self.name)
+
+    @property
+    def size(self) -> int:
+        return math.prod(self.shape)
+
+    def coordinate(self, dim: str) -> tuple[Any, ...]:
+        return dict(self.coords).get(dim) or tuple(range(self.shape[self.dims.index(dim)]))
+
+    def label(self, code: float) -> str:
+        """What `code` stands for; a code without a label stands for itself."""
+        return label_of(self.labels, code)
+
+
+def label_of(labels: Sequence[str], code: float) -> str:
+    return labels[int(code)] if 0 <= code < len(labels) and code == int(code) else f"{code:g}"
+
+
+def flags(labels: Sequence[str]) -> dict[str, Any]:
+    """The attributes of a series of codes: `labels` has the exact names, as JSON; the others are CF's.
+
+    CF separates `flag_meanings` by blanks and allows few other characters, so the names are adapted there.
+    """
+    words = distinct(re.sub(r"[^A-Za-z0-9_.+@-]", "_", label) or "_" for label in labels)
+    codes = [float(code) for code in range(len(labels))]  # of the same type as the values
+    return {"labels": json.dumps(list(labels)), "flag_values": codes, "flag_meanings": " ".join(words)}
+
+
+def distinct(names: Iterable[str]) -> list[str]:
+    """`names` in their order; one that is there already gets a number."""
+    found: list[str] = []
+    for name in names:
+        number = 1
+        while (candidate := name if number == 1 else f"{name}_{number}") in found:
+            number += 1
+        found.append(candidate)
+    return found
+
+
+Layout = tuple[Column, ...]
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """All readings of one step: a layout and the values in its order, flat."""
+
+    step: float
+    layout: Layout
+    values: Floats
+
+
+def plain_step(step: Any) -> float:
+    """`step` as a finite number of Python. It is an int if it was one and float64 has it exactly."""
+    number = step.item() if getattr(step, "ndim", None) == 0 else step  # of numpy or torch
+    if not isinstance(number, int | float) or not abs(number) <= LARGEST_STEP:
+        raise UsageError(
+            f"step {step!r} is not a finite number (of at most {LARGEST_STEP:g}); "
+            "give the training step, or the time of a flow"
+        )
+    return number if isinstance(number, int) and abs(number) <= 2**53 else float(number)
+
+
+def pack(step: float, readings: Iterable[Reading], known: Mapping[str, Column] | None = None) -> Measurement:
+    """`readings` as one measurement; a column that is among the `known` ones is taken from there."""
+    step = plain_step(step)
+    columns, values = [], []
+    for reading in readings:
+        array = reading.array()
+        columns.append(column_of(reading, array.shape, (known or {}).get(reading.name)))
+        values.append(array.ravel())
+    return Measurement(step, tuple(columns), np.concatenate(values) if values else np.empty(0))
+
+
+def column_of(reading: Reading, shape: tuple[int, ...], known: Column | None = None) -> Column:
+    """The column of `reading`; `known` itself where nothing about it is different."""
+    form = (tuple(reading.dims), shape, tuple((dim, tuple(labels)) for dim, labels in reading.coords.items()))
+    labels = tuple(reading.labels)
+    if known is not None and (known.dims, known.shape, known.coords) == form and known.labels == labels:
+        return known
+    coords = tuple((dim, tuple(_plain(value) for value in values)) for dim, values in form[2])
+    return Column(reading.name, form[0], shape, coords, labels)
+
+
+def joined(known: Column, other: Column) -> Column:
+    """The column that has every coordinate and label of both; those of `known` come first, in its order."""
+    if set(known.dims) != set(other.dims):
+        raise UsageError(f"series {known.name!r} has dims {known.dims} at some steps and {other.dims} at others")
+    coordinates = {dim: tuple(dict.fromkeys(known.coordinate(dim) + other.coordinate(dim))) for dim in known.dims}
+    shape = tuple(len(coordinates[dim]) for dim in known.dims)
+    named = {dim for dim, _ in (*known.coords, *other.coords)}
+    coords = tuple((dim, coordinates[dim]) for dim in known.dims if dim in named)
+    return Column(known.name, known.dims, shape, coords, tuple(dict.fromkeys(known.labels + other.labels)))
+
+
+def check_same(column: Column, before: Column) -> None:
+    """Refuses a `column` that has other dims, coordinates or labels than `before`; their order may differ."""
+    if sorted(zip(column.dims, column.shape, strict=True)) != sorted(zip(before.dims, before.shape, strict=True)):
+        was, now = (dict(zip(one.dims, one.shape, strict=True)) for one in (before, column))
+        raise ValueError(f"reading {column.name!r} changed from shape {was} to {now}")
+    kept = [(f"coordinates of {dim!r}", before.coordinate(dim), column.coordinate(dim)) for dim in before.dims]
+    for what, old, new in (*kept, ("labels", before.labels, column.labels)):
+        if set(old) != set(new):
+            raise ValueError(f"reading {column.name!r} changed its {what} from {list(old)} to {list(new)}")
+
+
+def placed(values: Floats, column: Column, target: Column) -> Floats:
+    """`values` [n, *column.shape] where `target` has them, [n, *target.shape]; nan where `column` has none.
+
+    Dims, coordinates and labels are matched by name, so their order does not matter.
+    """
+    if (column.dims, column.shape, column.coords) != (target.dims, target.shape, target.coords):
+        values = values.transpose(0, *(1 + column.dims.index(dim) for dim in target.dims))
+        found = np.full((len(values), *target.shape), np.nan)
+        found[np.ix_(range(len(values)), *(_places(column, target, dim) for dim in target.dims))] = values
+        values = found
+    if column.labels and column.labels != target.labels:
+        values = _recoded(values, [target.labels.index(label) for label in column.labels])
+    return values
+
+
+def _places(column: Column, target: Column, dim: str) -> list[int]:
+    """Where `target` has each coordinate of `column`."""
+    index = {label: place for place, label in enumerate(target.coordinate(dim))}
+    return [index[label] for label in column.coordinate(dim)]
+
+
+def _recoded(codes: Floats, new: Sequence[int]) -> Floats:
+    """`codes` with `new[code]` for every code that has a label."""
+    labelled = (codes >= 0) & (codes < len(new)) & (codes == np.floor(codes))
+    found = codes.copy()
+    found[labelled] = np.asarray(new, dtype=np.float64)[codes[labelled].astype(np.int64)]
+    return found
+
+
+def layout_to_json(layout: Layout) -> str:
+    return json.dumps([[c.name, c.dims, c.shape, c.coords, c.labels] for c in layout])
+
+
+def layout_from_json(text: str) -> Layout:
+    """The layout that `layout_to_json` wrote; what it cannot have written is a `ValueError`."""
+    read = json.loads(text)
+    json.dumps(read, ensure_ascii=False).encode()  # half a surrogate pair is no text that can be shown
+    layout = tuple(
+        Column(n, tuple(d), tuple(s), tuple((k, tuple(v)) for k, v in c), tuple(b)) for n, d, s, c, b in read
+    )
+    if len({column.name for column in layout}) < len(layout) or not all(map(_can_be, layout)):
+        raise ValueError("its layout is none of a timeline")
+    return layout
+
+
+def _can_be(column: Column) -> bool:
+    sizes = dict(zip(column.dims, column.shape, strict=True))
+    return (
+        all(isinstance(word, str) for word in (column.name, *column.dims, *column.labels))
+        and all(type(size) is int and size >= 0 for size in column.shape)
+        and len(sizes) == len(column.dims)
+        and all(len(labels) == sizes.get(dim) for dim, labels in column.coords)
+        and all(isinstance(label, str | int | float) for _, labels in column.coords for label in labels)
+    )
+
+
+class Timeline(Mapping[str, Any]):
+    """`timeline.dataset` is an `xarray.Dataset` over `step`; `timeline[name]` one `DataArray` of it.
+
+    The steps are strictly increasing. Of two measurements of one step the later one counts. A series whose coordinates
+    or labels change from one measurement to another is put together by their names.
+    """
+
+    def __init__(self, measurements: Sequence[Measurement], attributes: Mapping[str, Any] | None = None) -> None:
+        one_per_step = {plain_step(m.step): m for m in measurements}  # the last one of several counts
+        self._measurements = [one_per_step[step] for step in sorted(one_per_step)]
+        self.attributes = dict(attributes or {})
+        self._columns: dict[str, Column] = {}
+        for layout in self._rows:
+            for column in layout:
+                known = self._columns.setdefault(column.name, column)
+                if known != column:
+                    self._columns[column.name] = joined(known, column)
+
+    @cached_property
+    def _rows(self) -> dict[Layout, NDArray[np.int64]]:
+        """The places of the measurements with each layout. A layout that many share is hashed and compared once."""
+        shared: dict[int, list[int]] = {}
+        for index, measurement in enumerate(self._measurements):
+            shared.setdefault(id(measurement.layout), []).append(index)
+        rows: dict[Layout, list[int]] = {}
+        for own in shared.values():
+            rows.setdefault(self._measurements[own[0]].layout, []).extend(own)
+        return {layout: np.array(own, dtype=np.int64) for layout, own in rows.items()}
+
+    @cached_property
+    def steps(self) -> NDArray[Any]:
+        """The measured steps (int64), or times of a flow (float64), sorted."""
+        steps = np.array([m.step for m in self._measurements], dtype=np.float64)
+        with np.errstate(invalid="ignore"):  # a time beyond the whole numbers
+            whole = steps.astype(np.int64)
+        return whole if np.array_equal(whole, steps) else steps
+
+    def column(self, name: str) -> Column:
+        if name not in self._columns:
+            raise unknown("series", name, self._columns)
+        return self._columns[name]
+
+    def series(self, name: str) -> Floats:
+        """The values of `name`, [step, ...]; nan where it was not measured."""
+        column = self.column(name)
+        return self._values[name].reshape(len(self._measurements), *column.shape)
+
+    @cached_property
+    def _values(self) -> dict[str, Floats]:
+        """Each column's values, [step, size], gathered one layout at a time."""
+        values = {name: np.full((len(self._measurements), c.size), np.nan) for name, c in self._columns.items()}
+        for layout, rows in self._rows.items():
+            block = np.stack([self._measurements[row].values for row in rows])
+            start = 0
+            for column in layout:
+                own = block[:, start : start + column.size]
+                target = self._columns[column.name]
+                if column is not target:
+                    own = placed(own.reshape(-1, *column.shape), column, target).reshape(-1, target.size)
+                values[column.name][rows] = own
+                start += column.size
+        return values
+
+    def scalar(self, name: str, place: Mapping[str, Any] | None = None) -> tuple[NDArray[Any], Floats]:
+        """(steps, values) of a series of one number a step, without the steps at which it was not measured.
+
+        `place` picks one number of a series with dims, by coordinate: `{"head": 2}`.
+        """
+        column = self.column(name)
+        values = self.series(name)
+        for dim, label in (place or {}).items():
+            values = values.take([column.coordinate(dim).index(label)], axis=1 + column.dims.index(dim))
+        if values.size != len(values):
+            raise UsageError(
+                f"series {name!r} has dims {column.dims} of shape {column.shape}; a single number was expected"
+            )
+        values = values.reshape(-1)
+        there = ~np.isnan(values)
+        return self.steps[there], values[there]
+
+    @cached_property
+    def dataset(self) -> xarray.Dataset:
+        """All series over `step`, with named dims and coordinates."""
+        import xarray
+
+        coords: dict[str, Any] = {"step": self.steps}
+        agree = True
+        for column in self._columns.values():
+            for dim in column.dims:
+                agree &= list(coords.setdefault(dim, list(column.coordinate(dim)))) == list(column.coordinate(dim))
+        if agree:
+            dataset = xarray.Dataset({name: self._variable(name) for name in self._columns}, coords)
+        else:
+            dataset = xarray.merge([self[name] for name in self._columns], join="outer")
+        dataset.attrs.update(
+            {key: value for key, value in self.attributes.items() if isinstance(value, str | int | float)}
+        )
+        return dataset
+
+    def _variable(self, name: str) -> xarray.Variable:
+        import xarray
+
+        column = self.column(name)
+        attrs = flags(column.labels) if column.labels else {}
+        return xarray.Variable(("step", *column.dims), self.series(name), attrs)
+
+    def __getitem__(self, name: str) -> xarray.DataArray:
+        import xarray
+
+        column = self.column(name)
+        coords = {dim: list(column.coordinate(dim)) for dim in column.dims}
+        return xarray.DataArray(self._variable(name), coords={"step": self.steps, **coords}, name=name)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._columns
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._columns)
+
+    def __len__(self) -> int:
+        return len(self._columns)
+
+    def __repr__(self) -> str:
+        last = f", last {self.steps[-1]}" if len(self.steps) else ""
+        return f"<Timeline: {len(self.steps)} steps{last}; {', '.join(self._columns)}>"
+
+
+def _plain(value: Any) -> Any:
+    return value.item() if hasattr(value, "item") else value

@@ -1,0 +1,183 @@
+"""The plan: a run before it starts, with everything that the user can have mistaken checked."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from stagelens.base import UsageError, noting
+from stagelens.experiments import (
+    Experiment,
+    Flow,
+    Task,
+    as_settings,
+    make_config,
+    too_late,
+)
+from stagelens.host import Host
+from stagelens.runs import (
+    FILE,
+    Manifest,
+    Notify,
+    Run,
+    choose_folder,
+    defect_of,
+    held,
+    load_manifest,
+    runs_folder,
+    taken_up,
+    this_process,
+    versions,
+)
+from stagelens.training.writer import Writer, tell
+
+if TYPE_CHECKING:
+    from stagelens.experiments import Training
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A run before it starts: everything about it is known and checked, and nothing is on disk."""
+
+    experiment: Experiment
+    manifest: Manifest
+    probes: Sequence[str] | None  # as given
+    host: Host
+
+    def training(self) -> Training | None:
+        """The training of a task; None for a flow."""
+        if not isinstance(self.experiment, Task):
+            return None
+        from stagelens.experiments import Training
+
+        return Training(self.experiment, self.manifest.device)
+
+    def folder(
+        self,
+        runs: str | Path | None,
+        name: str | None,
+        resume: bool,
+        replace: bool = False,
+        notify: Notify | None = None,
+    ) -> Path:
+        folder = choose_folder(runs_folder(runs), self.manifest, name, resume, replace, notify)
+        if resume and (folder / FILE).exists() and (defect := defect_of(folder, load_manifest(folder))):
+            raise UsageError(f"run {folder.name!r} cannot be resumed: {defect}; repeat it without --resume")
+        return folder
+
+    def warn(self, notify: Notify | None) -> None:
+        """Calls `notify` with each warning that is known before the training."""
+        if notify is not None:
+            for warning in self.manifest.warnings:
+                notify(warning)
+
+    @contextmanager
+    def writing(self, folder: Path) -> Iterator[Writer]:
+        """The one writer of the run in `folder`, while it lives; observers hear of its start and end."""
+        with held(folder):
+            manifest = self.manifest
+            if (folder / FILE).exists():
+                manifest = taken_up(folder, manifest, self.probes)
+            manifest.save(folder)
+            writer = Writer(Run(folder, self.host), manifest, self.host)
+            tell(self.host, "stagelens_run_started", run=writer.run)
+            try:
+                yield writer
+            finally:
+                writer.run = Run(folder, self.host)
+                problems: dict[str, str] = {}
+                with noting(problems, "stagelens_run_finished"):
+                    tell(self.host, "stagelens_run_finished", run=writer.run)
+                writer.note(problems)
+                writer.run = Run(folder, self.host)
+
+
+def plan_run(
+    task: str | type[Experiment],
+    *,
+    preset: str,
+    settings: Sequence[str] | Mapping[str, Any],
+    seed: int,
+    device: str,
+    probes: Sequence[str] | None,
+    host: Host,
+) -> Plan:
+    """What `run` would do; the user's mistakes are told here."""
+    plugin, kind = resolve_task(task, host)
+    experiment = kind(make_config(kind.Config, kind.presets, preset, as_settings(settings)), seed)
+    manifest = _manifest(experiment, plugin, preset, device)
+    manifest.probes = probe_names(experiment, probes, host)
+    with noting(manifest.plugin_problems, "predictions()", experiment, experiment.predictions):
+        time = "time" if manifest.kind == "flow" else "steps"
+        manifest.warnings = too_late(experiment.predicted, manifest.steps, time)
+    return Plan(experiment, manifest, probes, host)
+
+
+def resolve_task(task: str | type[Experiment], host: Host) -> tuple[str, type[Experiment]]:
+    """The plugin and class that `task` means."""
+    if isinstance(task, str):
+        reference = host.task(task)
+        return host.tasks.owners[reference.id], reference.load()
+    if isinstance(task, type) and issubclass(task, Experiment):
+        if task.id not in dict(host.tasks):
+            host.load_class(task)
+        return host.tasks.owners[task.id], task
+    raise UsageError(f"task {task!r}: expected a task's id or a Task class")
+
+
+def probe_names(experiment: Experiment, given: Sequence[str] | None, host: Host) -> list[str]:
+    """The probes of a run: those given, else the task's own, else all that run by default. All of them exist."""
+    if not isinstance(experiment, Task):
+        return []
+    names = given or experiment.probes or [name for name, ref in host.probes if ref.default]
+    return [host.probes[name].name for name in names]
+
+
+def _manifest(experiment: Experiment, plugin: str, preset: str, device: str) -> Manifest:
+    config = experiment.config
+    flow = isinstance(experiment, Flow)
+    where, threads = ("cpu", 1) if flow else _hardware(device)
+    phases = [] if flow else [{"phase": p.name, "steps": p.steps} for p in experiment.phases()]  # type: ignore[attr-defined]
+    problems: dict[str, str] = {}
+    stage_names: list[str] = []
+    with noting(problems, "stage_names()", experiment, experiment.stage_names):
+        stage_names = [str(name) for name in experiment.stage_names()]
+    return Manifest(
+        task=experiment.id,
+        plugin=plugin,
+        preset=preset,
+        config=config.model_dump(mode="json"),
+        seed=experiment.seed,
+        kind="flow" if flow else "training",
+        steps=config.time if flow else config.steps,
+        metric=experiment.metric,
+        stage_names=stage_names,
+        plugin_problems=problems,
+        device=where,
+        threads=threads,
+        phases=phases,
+        vectorized=0,
+        created=datetime.now(UTC).isoformat(timespec="microseconds"),
+        settings=_settings(experiment, preset),
+        versions=versions(),
+        **this_process(),
+    )
+
+
+def _hardware(device: str) -> tuple[str, int]:
+    """The device that a name means, and the threads that work on it."""
+    import torch
+
+    from stagelens.base import resolve_device
+
+    return str(resolve_device(device)), torch.get_num_threads()
+
+
+def _settings(experiment: Experiment, preset: str) -> dict[str, Any]:
+    """The keys whose values are not the preset's."""
+    plain = make_config(experiment.Config, experiment.presets, preset, []).model_dump(mode="json")
+    return {key: value for key, value in experiment.config.model_dump(mode="json").items() if plain[key] != value}

@@ -1,0 +1,213 @@
+"""The recorders of stacked trainings: those that are due at a step look at their models in one vectorized pass."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, NoReturn
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+from torch.utils._pytree import tree_flatten, tree_unflatten
+
+from stagelens.experiments import Batch
+from stagelens.recording import Observed, Omitted, Probe, Recorder, Site, observe
+from stagelens.timelines import Reading
+from stagelens.training.stacking import Stacked
+
+LARGEST = 2**18  # numbers in a member's batch; of more, the arithmetic takes longer than what is around it
+CHECKED = 2  # the first observations are made both ways; at the second the probes have a state to go on from
+AGREE = {torch.float64: (1e-6, 1e-9), torch.float32: (1e-3, 1e-5)}  # relative and absolute
+
+States = dict[str, dict[str, Tensor]]  # what each probe carries on
+
+
+class Apart(Exception):
+    """Why recorders have to look one by one, in a few words."""
+
+
+class StackedRecorder:
+    """Observes for the recorders of stacked trainings what each would observe alone.
+
+    Vectorized are the pass, the task's metrics, and the probes that say so (`stacks`). Other probes are read member by
+    member after the pass. Where one of those has hooks, where batches are large, or where the numbers are not what a
+    member finds alone, `apart` says so, and every recorder looks for itself.
+    """
+
+    def __init__(self, stacked: Stacked, recorders: Sequence[Recorder]) -> None:
+        self.stacked, self.recorders = stacked, list(recorders)
+        self.apart = ""
+        self._to_check = CHECKED
+        try:
+            self._stack_batches()
+        except (Apart, RuntimeError) as reason:
+            self.apart = f"the evaluation batches cannot be stacked: {reason}"
+
+    def observe(self, step: float, members: Sequence[int]) -> list[Observed] | None:
+        """What the recorders of `members` see at `step`; None where each has to look for itself."""
+        recorders = [self.recorders[member] for member in members]
+        if self.apart or len(members) < 2 or any(recorder.suspicious for recorder in recorders):
+            return None
+        before = [_states(recorder.probes) for recorder in recorders]
+        try:
+            together = self._together(step, members)
+            if self._to_check:
+                self._to_check -= 1
+                for recorder, states, seen in zip(recorders, before, together, strict=True):
+                    _check(recorder, step, states, seen)
+        except Exception as reason:  # whatever vmap does not do: each looks for itself, and fails by itself
+            self.apart = f"{type(reason).__name__}: {' '.join(str(reason).split())[:200]}"
+            for recorder, states in zip(recorders, before, strict=True):
+                _put_states(recorder.probes, states)
+            return None
+        return together
+
+    def _stack_batches(self) -> None:
+        """The evaluation batches as tensors [seed, ...], of which the recorders' own become views."""
+        leaves, trees = zip(*(tree_flatten(recorder.scene.batch) for recorder in self.recorders), strict=True)
+        if any(tree != trees[0] for tree in trees) or not all(isinstance(leaf, Tensor) for leaf in leaves[0]):
+            raise Apart("they are not tensors alone")
+        if sum(leaf.numel() for leaf in leaves[0]) > LARGEST:
+            raise Apart("they are large")
+        self._leaves, self._tree = [torch.stack(one) for one in zip(*leaves, strict=True)], trees[0]
+        for index, recorder in enumerate(self.recorders):
+            recorder.scene.batch = tree_unflatten([leaf[index] for leaf in self._leaves], self._tree)
+
+    def _together(self, step: float, members: Sequence[int]) -> list[Observed]:
+        recorders = [self.recorders[member] for member in members]
+        alone = _read_alone(recorders)
+        lens = _Lens(recorders[0], alone, step)
+        carried = [list(_flat(_states(recorder.probes, lens.probes))) for recorder in recorders]
+        names = [name for name, _ in carried[0]]
+        if any([name for name, _ in own] != names for own in carried):
+            raise Apart("the probes' states differ in form")
+        which: Any = slice(None) if len(members) == len(self.recorders) else torch.tensor(members)
+        held = {f"model.{name}": tensor for name, tensor in self.stacked.state().items()}
+        model = [tensor.detach() if place is None else tensor.detach()[which] for tensor, place in held.values()]
+        batch = [leaf[which] for leaf in self._leaves]
+        states = [torch.stack([tensor for _, tensor in one]) for one in zip(*carried, strict=True)]
+
+        def see(model: list[Tensor], batch: list[Tensor], states: list[Tensor]) -> list[Tensor]:
+            given = (tree_unflatten(batch, self._tree), zip(names, states, strict=True))
+            seen: list[Tensor] = functional_call(lens, dict(zip(held, model, strict=True)), given)
+            return seen
+
+        with recorders[0].looking():
+            places = ([place for _, place in held.values()], 0, 0 if states else None)
+            found = torch.vmap(see, in_dims=places)(model, batch, states)
+        return lens.sorted_out(found, recorders)
+
+
+class _Lens(nn.Module):
+    """(batch, states) -> what one member's probes see, as tensors. The member's parameters are put in from outside."""
+
+    def __init__(self, recorder: Recorder, alone: Sequence[str], step: float) -> None:
+        super().__init__()
+        self.model = recorder.scene.model
+        self.recorder, self.alone, self.step = recorder, alone, step
+        self.probes = {name: probe for name, probe in recorder.probes.items() if name not in alone}
+        self.values: list[str] = []
+        self.readings: list[tuple[str, Reading | Omitted]] = []  # of each probe, but for their values
+        self.states: list[tuple[str, str]] = []
+        self.tree: Any = None  # of the output
+
+    def forward(self, batch: Batch, states: Iterable[tuple[tuple[str, str], Tensor]]) -> list[Tensor]:
+        scene = replace(self.recorder.scene, batch=batch, step=self.step, output=None, loss=None, constants={})
+        _put_states(self.probes, _nested(states, self.probes))
+        observed = observe(scene, self.probes, self.recorder.metrics, _raise)
+        after = list(_flat(_states(self.probes)))
+        self.values = list(observed.values)
+        self.readings = [(name, reading) for name, found in observed.readings.items() for reading in found]
+        self.states = [name for name, _ in after]
+        output, self.tree = tree_flatten([scene.output, scene.loss] if self.alone else [])
+        tensors = [
+            *observed.values.values(),
+            *(reading.values for _, reading in self.readings if isinstance(reading, Reading)),
+        ]
+        return [torch.as_tensor(tensor) for tensor in (*tensors, *(tensor for _, tensor in after), *output)]
+
+    def sorted_out(self, found: Sequence[Tensor], recorders: Sequence[Recorder]) -> list[Observed]:
+        """What each member observed, from the tensors [member, ...] of all; its probes have their new states."""
+        numbers = len(self.values) + sum(isinstance(reading, Reading) for _, reading in self.readings)
+        arrays = [tensor.to("cpu", torch.float64).numpy() for tensor in found[:numbers]]
+        states, output = found[numbers : numbers + len(self.states)], found[numbers + len(self.states) :]
+        observed = []
+        for index, recorder in enumerate(recorders):
+            own = zip(self.states, (tensor[index] for tensor in states), strict=True)
+            _put_states(recorder.probes, _nested(own, self.probes))
+            values = {name: array[index] for name, array in zip(self.values, arrays, strict=False)}
+            readings: dict[str, list[Reading | Omitted]] = {name: [] for name in recorder.probes}
+            taken = iter(arrays[len(values) :])
+            for name, form in self.readings:
+                if isinstance(form, Reading):
+                    form = replace(form, values=next(taken)[index])
+                readings[name].append(form)
+            if self.alone:
+                ends = tree_unflatten([tensor[index] for tensor in output], self.tree)
+                readings |= recorder.read(self.alone, self.step, *ends)
+            observed.append(Observed(values, readings))
+        return observed
+
+
+def _states(probes: Mapping[str, Probe], names: Iterable[str] | None = None) -> States:
+    """What the probes (of `names`) carry on."""
+    return {name: dict(probes[name].state) for name in (probes if names is None else names)}
+
+
+def _put_states(probes: Mapping[str, Probe], states: States) -> None:
+    for name, state in states.items():
+        if name in probes:
+            probes[name].state = dict(state)
+
+
+def _flat(states: States) -> Iterable[tuple[tuple[str, str], Tensor]]:
+    return (((name, key), tensor) for name, state in states.items() for key, tensor in state.items())
+
+
+def _nested(states: Iterable[tuple[tuple[str, str], Tensor]], names: Iterable[str]) -> States:
+    nested: States = {name: {} for name in names}
+    for (name, key), tensor in states:
+        nested[name][key] = tensor
+    return nested
+
+
+def _read_alone(recorders: Sequence[Recorder]) -> list[str]:
+    """The probes that are read member by member after the pass."""
+    probes = recorders[0].probes
+    alone = [name for name, probe in probes.items() if not probe.stacks]
+    if hooked := [name for name in alone if probes[name].hooks]:
+        raise Apart(f"the probe {hooked[0]!r} has hooks, and does not say that it stacks")
+    if any(list(recorder.probes) != list(probes) for recorder in recorders):
+        raise Apart("some have lost a probe")
+    return alone
+
+
+def _check(recorder: Recorder, step: float, before: States, together: Observed) -> None:
+    """Raises unless `together` is what the recorder sees when it looks for itself; its probes go on from `together`."""
+    after = _states(recorder.probes)
+    _put_states(recorder.probes, before)
+    alone = recorder.observe(step)
+    _put_states(recorder.probes, after)
+    near, nearly = AGREE.get(next(recorder.scene.model.parameters()).dtype, (1e-2, 1e-3))
+    for one, other in zip(_listed(together), _listed(alone), strict=True):
+        if isinstance(one, Omitted) or isinstance(other, Omitted):
+            if (type(one), one.name) != (type(other), other.name):
+                raise Apart(f"together there is {one.name!r}, alone {other.name!r}, and one of them is omitted")
+            continue
+        if (one.name, one.dims, one.coords, one.labels) != (other.name, other.dims, other.coords, other.labels):
+            raise Apart(f"together there is {one.name!r}, alone {other.name!r}")
+        if not np.allclose(one.array(), other.array(), near, nearly, equal_nan=True):
+            raise Apart(f"{one.name!r} is another number together than alone")
+
+
+def _listed(observed: Observed) -> list[Reading | Omitted]:
+    """All that was observed, under full names."""
+    values = [Reading(name, value) for name, value in observed.values.items()]
+    probes = observed.readings.items()
+    return [*values, *(replace(reading, name=f"{name}/{reading.name}") for name, found in probes for reading in found)]
+
+
+def _raise(probe: Probe, error: Exception, site: Site | None) -> NoReturn:  # noqa: ARG001
+    raise error

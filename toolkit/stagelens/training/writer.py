@@ -1,0 +1,181 @@
+"""The writer: keeps a run on disk true while it is made, whatever happens."""
+
+from __future__ import annotations
+
+import signal
+import threading
+import time
+import traceback
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext, suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from stagelens.base import EnvironmentFault, StagelensError, noting
+from stagelens.experiments import (
+    Experiment,
+    Flow,
+    Prediction,
+    Score,
+    integrate,
+    score,
+)
+from stagelens.host import Host
+from stagelens.recording import contained
+from stagelens.runs import (
+    DETECTOR,
+    Manifest,
+    Run,
+    Store,
+    read_measurements,
+)
+from stagelens.timelines import Reading, Timeline
+
+if TYPE_CHECKING:
+    import torch
+
+
+Progress = Callable[[float, float, float | None], None]  # (step, steps, loss or None)
+Page = Callable[[Run], Any]  # shows a finished run, such as `write_report`
+
+
+class Writer:
+    """The one writer of a run: keeps its manifest true, whatever happens. `status` is what the run ends with."""
+
+    def __init__(self, run: Run, manifest: Manifest, host: Host) -> None:
+        self.run, self.manifest, self.host = run, manifest, host
+        self.folder = run.folder
+        self.status, self.error = "failed", ""
+
+    @contextmanager
+    def recording(self, experiment: Experiment) -> Iterator[Store]:
+        """The open store. At the end, theory is compared with it; what broke the block off is written down."""
+        started, before = time.monotonic(), self.manifest.seconds
+        store = Store(self.folder)
+        try:
+            yield store
+            if self.status != "failed" or isinstance(experiment, Flow):
+                self._compare_with_theory(experiment)
+        except KeyboardInterrupt:
+            self.status = "interrupted"
+        except StagelensError as fault:
+            self.status = "interrupted" if isinstance(fault, EnvironmentFault) else "failed"
+            self.error = str(fault)
+            raise
+        except BaseException as defect:
+            notes = getattr(defect, "__notes__", ())
+            self.status, self.error = "failed", " ".join([f"{type(defect).__name__}: {defect}", *notes])
+            raise
+        finally:
+            self.manifest.status, self.manifest.error = self.status, self.error
+            self.manifest.seconds = before + time.monotonic() - started
+            with suppress(EnvironmentFault) if self.error else nullcontext():  # what went wrong first is what is told
+                _close(store, self.manifest, self.folder)
+
+    def _compare_with_theory(self, experiment: Experiment) -> None:
+        """Scores the predictions; one that raises is a problem of the plugin, and the others are scored."""
+        timeline, problems = Timeline(read_measurements(self.folder)), self.manifest.plugin_problems
+        predictions: list[Prediction] = []
+        with noting(problems, "predictions()", experiment, experiment.predictions):
+            predictions = list(experiment.predicted)
+        scores: list[Score] | None = None
+        with noting({}, "all at once"):
+            scores = score(predictions, timeline, self.manifest.events)
+        if scores is None:
+            sound = []
+            for one in predictions:
+                with noting(problems, f"prediction {one.name!r}", experiment, experiment.predictions):
+                    score([one], timeline, self.manifest.events)
+                    sound.append(one)
+            scores = score(sound, timeline, self.manifest.events)
+        self.manifest.predictions = [found.to_dict() for found in scores]
+
+    def finish(self, page: Page) -> None:
+        """Stores the stages in the manifest, then calls `page` with the run. What `page` raises becomes a problem."""
+        run = Run(self.folder, self.host)
+        self.manifest.stages, self.manifest.detector = run.found_stages(), DETECTOR
+        self.manifest.save(self.folder)
+        if self.manifest.status != "failed":
+            run.manifest.stages, run.manifest.detector = self.manifest.stages, DETECTOR
+            with noting(run.noted, "report"):
+                page(run)
+            self.note(run.noted)
+
+    def note(self, problems: Mapping[str, str]) -> None:
+        """Writes problems into the manifest."""
+        if problems:
+            self.manifest.plugin_problems |= problems
+            self.manifest.save(self.folder)
+
+    def integrate(self, flow: Any, store: Store, progress: Progress | None) -> None:
+        report = throttled(progress, self.manifest.steps)
+        trajectory = integrate(flow, lambda t: report(t, None))
+        store.add(*trajectory.measurements)
+        for measurement, readings in zip(trajectory.measurements, trajectory.readings, strict=True):
+            self.manifest.step = measurement.step
+            self.tell(measurement.step, readings)
+        self.manifest.events = trajectory.events
+        self.error = trajectory.error
+        self.status = "failed" if trajectory.error else "finished"
+
+    def tell(self, step: float, readings: Sequence[Reading]) -> None:
+        tell(self.host, "stagelens_reading_recorded", run=self.run, step=step, readings=readings)
+
+
+def tell(host: Host, hook: str, **about: Any) -> None:
+    """Tells the plugins. One that raises or hangs stops the run, with a note of its name; what is on disk stays."""
+    caller = getattr(host.manager.hook, hook)
+    try:
+        with contained():
+            caller(**about)
+    except Exception as error:
+        ways = [error, error.__context__] if error.__context__ else [error]  # a limit's error has left the call behind
+        codes = {frame.f_code for way in ways for frame, _ in traceback.walk_tb(way.__traceback__)}
+        names = [impl.plugin_name for impl in caller.get_hookimpls() if impl.function.__code__ in codes]
+        if names:
+            error.add_note(f"(in {hook} of plugin {names[0]!r})")
+        raise
+
+
+def throttled(progress: Progress | None, steps: float) -> Callable[[float, torch.Tensor | None], None]:
+    """The progress callback, at most ten times a second: reading a loss waits for the device."""
+    last = 0.0
+
+    def report(step: float, loss: torch.Tensor | None) -> None:
+        nonlocal last
+        now = time.monotonic()
+        if progress is not None and (now - last > 0.1 or step == steps):
+            last = now
+            progress(step, steps, None if loss is None else loss.mean().item())
+
+    return report
+
+
+@contextmanager
+def graceful() -> Iterator[threading.Event]:
+    """SIGINT and SIGTERM set the yielded event, so that the step in hand is finished; a second one stops at once."""
+    stop = threading.Event()
+    if threading.current_thread() is not threading.main_thread():
+        yield stop
+        return
+
+    def handle(number: int, frame: Any) -> None:  # noqa: ARG001
+        if stop.is_set():
+            raise KeyboardInterrupt
+        stop.set()
+
+    before = {number: signal.signal(number, handle) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield stop
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _close(store: Store, manifest: Manifest, folder: Path) -> None:
+    """Closes the store and saves the manifest, whichever of the two still can."""
+    try:
+        manifest.timeline = store.digest()
+        store.close()
+    finally:
+        manifest.save(folder)
