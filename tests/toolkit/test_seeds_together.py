@@ -140,7 +140,7 @@ def numbers(observed: Any) -> Iterator[tuple[str, Any]]:
     """Every number of an observation, by its full name."""
     yield from observed.values.items()
     for probe, readings in observed.readings.items():
-        for reading in readings:
+        for reading in (one for one in readings if isinstance(one, sl.Reading)):
             values = reading.array()
             for index in np.ndindex(values.shape[:1]):
                 labels = reading.coords.get(reading.dims[0]) if reading.dims else None
