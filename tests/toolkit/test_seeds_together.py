@@ -251,8 +251,9 @@ def test_a_measurement_sees_the_parameters_that_its_step_trains(tmp_path) -> Non
     kind = trained_by(Small, torch.optim.Adam, ["blocks.0.attn.*"])
     options: dict[str, Any] = {"probes": ["gradient"], "report": False, "device": "cpu"}
     kind.schedule = lambda self: sl.Schedule(log=0, even=STEPS)
-    runs = [*run_ensemble(kind, seeds=2, runs=tmp_path, **options), run(kind, tmp_path / "alone", **options)]
-    for one in runs:
+    together = run_ensemble(kind, seeds=2, runs=tmp_path, **options)
+    assert together.alone == ""
+    for one in (*together, run(kind, tmp_path / "alone", **options)):
         steps, norms = one.timeline.steps, one.timeline.series("gradient/norm")
         groups = list(one.timeline.column("gradient/norm").coordinate("group"))
         assert {0, PHASE} <= set(steps)
