@@ -45,7 +45,7 @@ def poisoned(kind: Any) -> Any:
     raise AssertionError(f"a manifest has fields of a new kind, {kind}: say how it can be hostile")
 
 
-NUMBERS = (int, float, float | None)
+NUMBERS = (int, int | None, float, float | None)
 FIELDS = {one.name: get_type_hints(Manifest)[one.name] for one in fields(Manifest)}
 FIELDS = {name: kind for name, kind in FIELDS.items() if name not in KNOWN and kind not in NUMBERS}
 

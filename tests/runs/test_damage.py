@@ -7,11 +7,11 @@ import shutil
 
 import pytest
 import torch
-from kit.mutations import ANY, STATEMENTS, one_header, one_statement, rewritten
-from kit.written_runs import STEPS, staircase, write_run
-from kit.tasks import Regression, run, weights
 
 import stagelens as sl
+from kit.mutations import ANY, STATEMENTS, one_header, one_statement, rewritten
+from kit.tasks import Regression, run, weights
+from kit.written_runs import STEPS, staircase, write_run
 from stagelens.base.documents import CHECKSUM, load_sealed, save_sealed
 from stagelens.base.errors import EnvironmentFault, StagelensError
 from stagelens.runs import checkpoint

@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import pytest
-from kit.tasks import Regression, run
 from torch.optim import SGD
 
 import stagelens as sl
+from kit.tasks import Regression, run
 from stagelens.base.errors import UsageError
 from stagelens.report.pages import report_page
 from stagelens.runs.defects import defects_in

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 from filelock import FileLock
-from kit.tasks import Crash, CrashAt, Decay, Regression, host_with, run
 
 import stagelens as sl
+from kit.tasks import Crash, CrashAt, Decay, Regression, host_with, run
 from stagelens.base.errors import UsageError
 from stagelens.runs.run import LOCK, catalogue
 

@@ -173,7 +173,7 @@ def test_ctrl_c_stops_cleanly_and_the_next_call_goes_on(tmp_path) -> None:
     ]
     command += [
         "--set",
-        "sleep=0.4",
+        "sleep=0.8",
         "--measure",
         "event:half",
         "--runs",

@@ -162,7 +162,7 @@ def test_a_run_shows_one_emergence_where_the_flow_has_it(quick):
     found = {score["name"]: score for score in quick.predictions}
     assert found["end of the plateau"]["error"] < 0.01 and found["law of the plateau"]["error"] < 0.15
     assert quick.final["plateau_length/steps"] == found["end of the plateau"]["measured"]
-    assert quick.manifest.problems == {} and quick.manifest.skipped == {}
+    assert quick.manifest.problems == {} and set(quick.manifest.skipped) == {"weight_norms/head_norm"}
     assert quick.timeline.series("loss")[0] == pytest.approx(0.5)
 
 

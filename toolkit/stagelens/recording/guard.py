@@ -100,7 +100,7 @@ class Guard:
         self._resigned = True
 
     def _leaks(self) -> bool:
-        return 0 < self._limit < resident() - self._resident
+        return self._measured > 0 and 0 < self._limit < resident() - self._resident
 
 
 @contextmanager

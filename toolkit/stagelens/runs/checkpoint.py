@@ -18,10 +18,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from stagelens.base import EnvironmentFault, StagelensError, UsageError
-from stagelens.base import writing
-from stagelens.base import own
-from stagelens.base import free_memory
+from stagelens.base import EnvironmentFault, StagelensError, UsageError, free_memory, own, writing
 
 FOLDER = "checkpoints"
 ENDING = ".safetensors"

@@ -41,7 +41,7 @@ def _probe(manifest: Manifest) -> str:
     config = manifest.config
     files = [str(file) for file in config.get("files", ())]
     if manifest.metric == "loss" and not config.get("batch"):
-        return f"stagelens.training.saved_checkpoints.probe_series(...) of {len(files)} checkpoints, with a batch made in Python"
+        return f"stagelens.api.probe_series(...) of {len(files)} checkpoints, with a batch made in Python"
     words = ["stagelens", "probe", *files]
     words += ["--probes", ",".join(manifest.probes)] if manifest.probes else []
     words += ["--batch", str(config["batch"])] if config.get("batch") else []

@@ -14,10 +14,8 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from stagelens.base import StagelensError
-from stagelens.base import own
+from stagelens.base import StagelensError, digest, own
 from stagelens.runs.manifest import FILE, Manifest, load_manifest
-from stagelens.base import digest
 
 TOGETHER = "it was trained together with other seeds by an earlier version of stagelens, which"
 UPDATES = f"{TOGETHER} updated the weights wrongly (fused Adam or AdamW): every number of it is wrong"

@@ -8,8 +8,7 @@ from pathlib import Path
 
 from filelock import FileLock, Timeout
 
-from stagelens.base import EnvironmentFault, StagelensError, UsageError
-from stagelens.base import check_own
+from stagelens.base import EnvironmentFault, StagelensError, UsageError, check_own
 from stagelens.runs.manifest import FILE, load_manifest
 from stagelens.runs.run import LOCK
 

@@ -12,10 +12,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, get_type_hints
 
-from stagelens.base import fits, load_sealed, save_sealed
-from stagelens.base import EnvironmentFault, UsageError
-from stagelens.base import own
-from stagelens.base import digest
+from stagelens.base import EnvironmentFault, UsageError, digest, fits, load_sealed, own, save_sealed
 
 FILE = "run.json"
 FORMAT = 1

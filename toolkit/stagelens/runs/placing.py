@@ -8,10 +8,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from stagelens.base import EnvironmentFault, StagelensError, UsageError
-from stagelens.base import safe_name
+from stagelens.base import EnvironmentFault, StagelensError, UsageError, leads_into, safe_name
 from stagelens.runs.lock import held
-from stagelens.base import leads_into
 from stagelens.runs.manifest import FILE, Manifest, load_manifest
 from stagelens.runs.run import LOCK, catalogue
 from stagelens.runs.store import read_measurements

@@ -10,12 +10,19 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from stagelens.base import load_sealed
-from stagelens.base import EnvironmentFault, StagelensError, UsageError, unknown
-from stagelens.base import safe_name
-from stagelens.base import check_own, leads_into, own
+from stagelens.base import (
+    EnvironmentFault,
+    StagelensError,
+    UsageError,
+    check_own,
+    leads_into,
+    load_sealed,
+    noting,
+    own,
+    safe_name,
+    unknown,
+)
 from stagelens.runs.manifest import DETECTOR, FILE, Manifest, load_manifest
-from stagelens.base import noting
 from stagelens.runs.store import NotAsItEnded, read_measurements
 from stagelens.timelines import Timeline
 
@@ -108,8 +115,8 @@ class Run:
         return self._stages[metric]
 
     def _find_stages(self, metric: str) -> Stages:
-        from stagelens.timelines import one_curve
         from stagelens.stages import detect_stages
+        from stagelens.timelines import one_curve
 
         found = detect_stages(*one_curve(self.timeline, metric).read(self.timeline))
         names = self.manifest.stage_names if metric == self.manifest.metric else []
@@ -237,10 +244,9 @@ class Run:
         """
         import torch
 
-        from stagelens.runs import checkpoint
         from stagelens.base import untouched_rng
-        from stagelens.experiments import Task
-        from stagelens.experiments import Training
+        from stagelens.experiments import Task, Training
+        from stagelens.runs import checkpoint
 
         task = self.experiment
         if not isinstance(task, Task):

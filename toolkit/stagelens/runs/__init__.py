@@ -1,0 +1,5 @@
+"""runs: a run on disk: manifest, store, checkpoints, lock, the open run, and the catalogue of runs."""
+
+import lazy_loader
+
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

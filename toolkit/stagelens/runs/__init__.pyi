@@ -1,0 +1,15 @@
+from .checkpoint import check_size as check_size
+from .defects import defect_of as defect_of, defects_in as defects_in
+from .lock import held as held
+from .manifest import (
+    DETECTOR as DETECTOR,
+    FILE as FILE,
+    VECTORIZED as VECTORIZED,
+    Manifest as Manifest,
+    load_manifest as load_manifest,
+    this_process as this_process,
+    versions as versions,
+)
+from .placing import Notify as Notify, choose_folder as choose_folder, replacing as replacing, taken_up as taken_up
+from .run import Run as Run, catalogue as catalogue, load as load, points_of as points_of, runs_folder as runs_folder
+from .store import Store as Store, read_measurements as read_measurements
