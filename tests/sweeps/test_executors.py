@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -15,31 +13,13 @@ import pytest
 
 import stagelens as sl
 from conftest import STAGELENS
-from kit.sweep_plugin import Power
-from stagelens.base.errors import EnvironmentFault, UsageError
+from kit.swept import mortal, sweep, values  # noqa: F401
+from stagelens.base.errors import UsageError
 from stagelens.base.processes import cores
 from stagelens.sweeps.executors import make_executor
 from stagelens.sweeps.executors.local import Local
 
 TESTS = Path(__file__).parents[1]
-GRID = {"T": [1, 2, 4, 8]}
-
-
-def sweep(runs: Path, grid=GRID, **options) -> sl.Sweep:
-    return sl.sweep(Power, grid, runs=runs, **{"measures": "event:half", "workers": 2} | options)
-
-
-@pytest.fixture
-def mortal(tmp_path):
-    """Settings of a point whose process kills itself, with SIGKILL, as often as is said."""
-    file = tmp_path / "deaths"
-    file.write_text("")
-    return lambda times: {"fatal": str(file), "deaths": times}
-
-
-def values(swept: sl.Sweep) -> list[float]:
-    assert not swept.failed, swept.failed
-    return swept.table["event:half"].tolist()
 
 
 def test_local_workers_do_what_this_process_would(tmp_path) -> None:
@@ -53,8 +33,7 @@ def test_local_workers_do_what_this_process_would(tmp_path) -> None:
     assert values(sweep(tmp_path / "local")) == values(sweep(tmp_path / "here", executor=Here()))
 
 
-@pytest.mark.parametrize("workers", [1, 2])
-def test_workers_share_out_the_cores(tmp_path, workers, monkeypatch) -> None:
+def test_workers_share_out_the_cores(tmp_path, monkeypatch, workers=2) -> None:
     """Each run's manifest says how many threads torch had in the process that made it."""
     from kit.tasks import Regression
 
@@ -200,139 +179,6 @@ def test_ctrl_c_stops_cleanly_and_the_next_call_goes_on(tmp_path) -> None:
 
 def test_nothing_is_started_for_nothing() -> None:
     assert list(Local(2).run([])) == []
-
-
-class TestRay:
-    """The same on ray, in a cluster of this machine. Skipped where ray is not installed."""
-
-    @pytest.fixture(autouse=True)
-    def installed(self):
-        pytest.importorskip("ray", reason="ray is not installed: pip install 'stagelens[ray]'")
-
-    @pytest.fixture(scope="class")
-    def cluster(self):
-        """One cluster for all of these tests: it takes seconds to start."""
-        ray = pytest.importorskip("ray")
-        os.environ["RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO"] = "0"
-        variables = {"PYTHONPATH": os.pathsep.join([str(TESTS), *filter(None, [os.environ.get("PYTHONPATH")])])}
-        options = {"include_dashboard": False, "log_to_driver": False, "logging_level": "ERROR"}
-        ray.init(num_cpus=2, num_gpus=2, runtime_env={"env_vars": variables}, **options)  # ray believes it
-        yield
-        ray.shutdown()
-
-    @pytest.mark.filterwarnings("ignore")
-    def test_both_executors_give_the_same_table_bit_for_bit(self, cluster, tmp_path) -> None:
-        local = sweep(tmp_path / "local")
-        shared = sweep(tmp_path / "shared", executor="ray")
-        returned = sweep(tmp_path / "returned", executor="ray", results="returned")
-        assert values(local) == values(shared) == values(returned)
-        for one, other in zip(local, returned, strict=True):
-            assert one.timeline.series("loss").tobytes() == other.timeline.series("loss").tobytes()
-        assert shared.table.drop(columns="seconds").equals(local.table.drop(columns="seconds"))
-
-    @pytest.mark.filterwarnings("ignore")
-    def test_a_point_gets_a_gpu_of_the_cluster_unless_it_asks_for_the_cpu(self, cluster, tmp_path) -> None:
-        from kit.sweep_plugin import Seeing
-
-        for device, expected in (("auto", {"0", "1"}), ("cpu", {"", "none"})):
-            seen = tmp_path / device
-            seen.mkdir()
-            where = {"runs": tmp_path / f"runs-{device}", "settings": {"seen": str(seen)}, "device": device}
-            swept = sl.sweep(Seeing, {"steps": [2, 3]}, executor="ray", **where)
-            assert not swept.failed and {file.read_text() for file in seen.iterdir()} <= expected
-
-    def test_what_a_point_requests(self) -> None:
-        from stagelens.sweeps.executors.on_ray import OnRay, _at_a_time, _on_any_gpu
-        from stagelens.sweeps.executors.work import Job
-
-        options = OnRay(address="auto")._options
-        with_gpus, without = {"CPU": 64.0, "GPU": 4.0}, {"CPU": 64.0}
-        requests = {
-            (device, bool(there is with_gpus)): options(device, there)["num_gpus"]
-            for device in ("auto", "cuda", "cuda:3", "cpu", "mps")
-            for there in (with_gpus, without)
-            if there is with_gpus or not device.startswith("cuda")
-        }
-        gpu = {device for (device, there), count in requests.items() if count and there}
-        assert gpu == {"auto", "cuda", "cuda:3"} and not any(n for (_, there), n in requests.items() if not there)
-        assert _at_a_time(options("auto", with_gpus), with_gpus) == 4
-        assert _at_a_time(options("cpu", with_gpus), with_gpus) == 64
-        with pytest.raises(UsageError, match="--device cuda: the ray cluster has no GPU"):
-            options("cuda", without)
-        job = Job("task", "quick", {}, (0,), ("name",), "folder", device="cuda:3")
-        assert _on_any_gpu(job).device == "cuda"
-
-    @pytest.mark.filterwarnings("ignore")
-    def test_a_killed_worker_costs_its_point_one_retry(self, cluster, tmp_path, mortal) -> None:
-        assert len(values(sweep(tmp_path / "runs", {"T": [1, 2, 4]}, executor="ray", settings=mortal(1)))) == 3
-
-    @pytest.mark.filterwarnings("ignore")
-    def test_what_ray_prints_of_a_death_is_not_in_the_answer(self, cluster, tmp_path, mortal) -> None:
-        address = pytest.importorskip("ray").get_runtime_context().gcs_address
-        settings = [word for key, value in mortal(1).items() for word in ("--set", f"{key}={value}")]
-        words = [
-            "--plugin-dir",
-            str(TESTS / "kit" / "sweep_plugin.py"),
-            "sweep",
-            "power/law",
-            "--grid",
-            "T=1,2",
-            "--json",
-        ]
-        where = ["--executor", "ray", "--address", address, "--runs", str(tmp_path / "runs")]
-        done = subprocess.run([*STAGELENS, *words, *where, *settings], capture_output=True, text=True, timeout=120)
-        assert json.loads(done.stdout)["done"] == 2, done.stderr
-        assert "died" not in done.stderr
-
-    @pytest.mark.filterwarnings("ignore")
-    def test_a_point_that_kills_every_worker_fails_alone(self, cluster, tmp_path, mortal) -> None:
-        swept = sweep(tmp_path / "runs", {"T": [1, 2]}, executor="ray", settings=mortal(2), workers=1)
-        assert (len(swept.done), len(swept.failed)) == (1, 1)
-        assert "its worker died 2 times" in swept.failed[0]["reason"]
-
-    @pytest.mark.filterwarnings("ignore")
-    def test_a_folder_that_a_node_does_not_see_is_not_shared(self, cluster, tmp_path, monkeypatch) -> None:
-        """The token is written where no worker looks: what a node without the mount sees."""
-        import stagelens.sweeps.executors.on_ray as on_ray
-
-        elsewhere = tmp_path / "elsewhere"
-        monkeypatch.setattr(on_ray.Path, "resolve", lambda path: elsewhere / path.name)
-        with pytest.raises(UsageError, match=r"is not shared: .* does not see it; .* --results returned"):
-            on_ray._check_shared(pytest.importorskip("ray"), tmp_path)
-
-    def test_a_wrong_token_is_told_at_once(self, cluster, monkeypatch) -> None:
-        from stagelens.sweeps.executors.on_ray import _reach
-
-        if os.environ.get("RAY_AUTH_MODE") != "token":
-            pytest.skip("this cluster wants no token: ray has not been told to")
-        monkeypatch.setenv("RAY_AUTH_TOKEN", "0" * 64)
-        with pytest.raises(EnvironmentFault, match="wants another token: set RAY_AUTH_MODE=token"):
-            _reach(pytest.importorskip("ray").get_runtime_context().gcs_address, 15.0)
-
-    def test_an_address_where_nothing_listens_is_told_at_once(self, tmp_path) -> None:
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            port = free.getsockname()[1]
-        started = time.monotonic()
-        with pytest.raises(EnvironmentFault, match=f"no ray cluster answers at 127.0.0.1:{port}") as told:
-            sweep(tmp_path, executor="ray", address=f"127.0.0.1:{port}")
-        assert time.monotonic() - started < 20
-        assert "\n" not in str(told.value)
-
-    def test_an_address_where_something_else_listens_is_told_in_time(self, tmp_path) -> None:
-        from stagelens.sweeps.executors.on_ray import _reach
-
-        with socket.socket() as other:
-            other.bind(("127.0.0.1", 0))
-            other.listen()
-            started = time.monotonic()
-            with pytest.raises(EnvironmentFault, match="no ray cluster answers"):
-                _reach(f"127.0.0.1:{other.getsockname()[1]}", 2.0)
-            assert time.monotonic() - started < 20
-
-    def test_an_address_without_a_port_is_a_mistake(self, tmp_path) -> None:
-        with pytest.raises(UsageError, match="expected host:port"):
-            sweep(tmp_path, executor="ray", address="cluster")
 
 
 def test_without_ray_its_installation_is_named(tmp_path, monkeypatch) -> None:
