@@ -52,7 +52,7 @@ def printed() -> list[str]:
 CHEAP = ["--set", "d=5", "--set", "T=4", "--set", "batch_size=8", "--set", "eval_size=8", "--set", "steps=12"]
 
 
-def test_printed_commands_run(cli, tmp_path, checkpoints) -> None:  # noqa: F811
+def test_printed_commands_run(cli, tmp_path, checkpoints) -> None:
     """Trainings are made small by further settings; of a claim only the command is read, and the claim chosen."""
     from stagelens.claims.verifying import choose
 
@@ -79,7 +79,7 @@ def command_in(page: Path) -> str:
     return html.unescape(text)
 
 
-def test_the_report_of_probed_checkpoints_prints_a_command_that_runs(cli, checkpoints, tmp_path) -> None:  # noqa: F811
+def test_the_report_of_probed_checkpoints_prints_a_command_that_runs(cli, checkpoints, tmp_path) -> None:
     import torch
     from safetensors.torch import save_file
 

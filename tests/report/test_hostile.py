@@ -91,7 +91,7 @@ def pages(runs):
     return [write_report(one), write_comparison([one, two])]
 
 
-def test_a_page_of_hostile_texts_is_inert(browser, pages):  # noqa: F811
+def test_a_page_of_hostile_texts_is_inert(browser, pages):
     for path in pages:
         opened = Opened(browser, path)
         page = opened.page
@@ -165,7 +165,7 @@ def elsewhere():
         server.shutdown()
 
 
-def attacked(browser: Any, path: Path, page: str, server: Elsewhere) -> tuple[Opened, list[str]]:  # noqa: F811
+def attacked(browser: Any, path: Path, page: str, server: Elsewhere) -> tuple[Opened, list[str]]:
     """The page in a browser with everything injected into it; and which of that ran."""
     address = f"http://127.0.0.1:{server.server_port}"
     injected = [text.format(url=address + path) for path, text in FETCHED.items()]
@@ -179,7 +179,7 @@ def attacked(browser: Any, path: Path, page: str, server: Elsewhere) -> tuple[Op
     return opened, opened.page.evaluate("window.owned ?? []")
 
 
-def test_the_policy_stops_what_escaping_would_let_through(browser, pages, tmp_path, elsewhere):  # noqa: F811
+def test_the_policy_stops_what_escaping_would_let_through(browser, pages, tmp_path, elsewhere):
     opened, ran = attacked(browser, tmp_path / "page.html", pages[0].read_text(encoding="utf-8"), elsewhere)
     assert ran == [] and elsewhere.asked == set()
     told = [complaint for complaint in opened.complaints if "Content Security Policy" in complaint]
@@ -188,7 +188,7 @@ def test_the_policy_stops_what_escaping_would_let_through(browser, pages, tmp_pa
     opened.page.close()
 
 
-def test_without_the_policy_all_of_it_would_run(browser, pages, tmp_path, elsewhere):  # noqa: F811
+def test_without_the_policy_all_of_it_would_run(browser, pages, tmp_path, elsewhere):
     bare, found = POLICY.subn("", pages[0].read_text(encoding="utf-8"))
     assert found == 1
     opened, ran = attacked(browser, tmp_path / "page.html", bare, elsewhere)

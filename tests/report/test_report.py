@@ -273,7 +273,7 @@ def test_a_comparison_chart_offers_all_alignments_its_own_first(tmp_path):
 # in a browser
 
 
-def test_switching_series_and_alignment_changes_the_picture(browser, tmp_path):  # noqa: F811
+def test_switching_series_and_alignment_changes_the_picture(browser, tmp_path):
     curve = staircase(STEPS, (200, 600), (3.0, 2.0, 1.0))
     rise = (np.stack([STEPS, 2.0 * STEPS], axis=1), ("head",))
     made = write_run(tmp_path, "run", {"loss": curve, "s/rise": rise})
@@ -296,7 +296,7 @@ def test_switching_series_and_alignment_changes_the_picture(browser, tmp_path): 
     opened.close()
 
 
-def test_hostile_names_are_inert(browser, hostile):  # noqa: F811
+def test_hostile_names_are_inert(browser, hostile):
     opened = Opened(browser, written(hostile))
     opened.choose("series", HOSTILE)
     texts = opened.page.evaluate("[...document.querySelectorAll('#chart text')].map((t) => t.textContent)")
@@ -306,7 +306,7 @@ def test_hostile_names_are_inert(browser, hostile):  # noqa: F811
     opened.close()
 
 
-def test_a_comparison_can_be_switched_in_the_browser(browser, tmp_path):  # noqa: F811
+def test_a_comparison_can_be_switched_in_the_browser(browser, tmp_path):
     for seed, at in enumerate([(200, 600), (300, 700)]):
         write_run(tmp_path, f"seed{seed}", {"loss": staircase(STEPS, at, (3.0, 2.0, 1.0))}, seed=seed)
     path = sl.compare(["seed0", "seed1"], folder=tmp_path).save(tmp_path / "both.html")

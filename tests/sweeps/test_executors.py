@@ -33,13 +33,13 @@ def test_local_workers_do_what_this_process_would(tmp_path) -> None:
     assert values(sweep(tmp_path / "local")) == values(sweep(tmp_path / "here", executor=Here()))
 
 
-def test_workers_share_out_the_cores(tmp_path, monkeypatch, workers=2) -> None:
+def test_workers_share_out_the_cores(tmp_path, monkeypatch) -> None:
     """Each run's manifest says how many threads torch had in the process that made it."""
     from kit.tasks import Regression
 
     monkeypatch.delenv("OMP_NUM_THREADS")
-    swept = sl.sweep(Regression, {"steps": [3, 4]}, runs=tmp_path, workers=workers, ensemble=False)
-    assert {run.manifest.threads for run in swept} == {max(1, cores() // workers)}
+    swept = sl.sweep(Regression, {"steps": [3, 4]}, runs=tmp_path, workers=2, ensemble=False)
+    assert {run.manifest.threads for run in swept} == {max(1, cores() // 2)}
     processes = {run.manifest.process for run in swept}
     assert os.getpid() not in processes
 

@@ -42,7 +42,7 @@ pytestmark = pytest.mark.slow
 
 
 @pytest.fixture(scope="module")
-def whole(victims, tmp_path_factory):  # noqa: F811
+def whole(victims, tmp_path_factory):
     """The run that nothing happens to, and every change that it makes on the disk."""
     runs = tmp_path_factory.mktemp("whole") / "runs"
     plan = Plan(runs)
@@ -59,7 +59,7 @@ def the(changes: list[str], part: str, which: int = -1) -> int:
 
 
 @pytest.mark.parametrize("part", ["write /r/checkpoints", "rename /r/run.json"])
-def test_killed_at_a_change_on_the_disk_and_resumed_it_is_the_same(part, victims, whole, tmp_path):  # noqa: F811
+def test_killed_at_a_change_on_the_disk_and_resumed_it_is_the_same(part, victims, whole, tmp_path):
     reference, changes = whole
     runs = tmp_path / "runs"
     assert victims.call(train, runs, Plan(runs, the(changes, part))) == -signal.SIGKILL
@@ -77,7 +77,7 @@ def test_killed_at_a_change_on_the_disk_and_resumed_it_is_the_same(part, victims
     ],
     ids=str,
 )
-def test_killed_and_resumed_it_is_the_same_and_nobody_saw_it_broken(at, victims, whole, tmp_path):  # noqa: F811
+def test_killed_and_resumed_it_is_the_same_and_nobody_saw_it_broken(at, victims, whole, tmp_path):
     runs, stop, seen = (tmp_path / name for name in ("runs", "stop", "seen"))
     runs.mkdir()
     reader = victims.start(watch, runs / "r", whole[0].folder, stop, seen)
@@ -91,7 +91,7 @@ def test_killed_and_resumed_it_is_the_same_and_nobody_saw_it_broken(at, victims,
     assert difference(sl.load(runs / "r"), whole[0]) == ""
 
 
-def test_a_run_is_held_while_its_holder_lives_and_no_longer(victims, whole, tmp_path):  # noqa: F811
+def test_a_run_is_held_while_its_holder_lives_and_no_longer(victims, whole, tmp_path):
     runs, out = tmp_path / "runs", tmp_path / "out"
     holder = victims.start(train, runs)
     while not (is_being_written(runs / "r") and (runs / "r" / "timeline.sqlite").exists()):
@@ -117,7 +117,7 @@ def test_a_run_is_held_while_its_holder_lives_and_no_longer(victims, whole, tmp_
         ("rename /r/run.json", errno.EACCES),
     ],
 )
-def test_a_disk_that_fails_is_one_line_and_the_run_goes_on_later(part, error, victims, whole, tmp_path):  # noqa: F811
+def test_a_disk_that_fails_is_one_line_and_the_run_goes_on_later(part, error, victims, whole, tmp_path):
     reference, changes = whole
     runs = tmp_path / "runs"
     plan = Plan(runs, the(changes, part, len([c for c in changes if part in c]) // 2), error, lasting=True)
@@ -129,7 +129,7 @@ def test_a_disk_that_fails_is_one_line_and_the_run_goes_on_later(part, error, vi
     assert difference(sl.load(runs / "r"), reference) == ""
 
 
-def test_the_log_of_a_killed_run_is_read_on_a_disk_that_can_only_be_read(victims, tmp_path):  # noqa: F811
+def test_the_log_of_a_killed_run_is_read_on_a_disk_that_can_only_be_read(victims, tmp_path):
     with mounted(tmp_path / "disk", "size=8m") as disk:
         killed = KillAt("stagelens.experiments.training:Training.advance", 30)
         assert victims.call(train, disk / "runs", None, killed) == -signal.SIGKILL
@@ -142,7 +142,7 @@ def set_the_clock_back() -> None:
     ctypes.CDLL(None).fault_clock(ctypes.c_long(-86_400))
 
 
-def test_a_clock_that_is_set_back_changes_nothing(victims, whole, tmp_path):  # noqa: F811
+def test_a_clock_that_is_set_back_changes_nothing(victims, whole, tmp_path):
     assert victims.call(train, tmp_path, None, set_the_clock_back) == 0
     done = sl.load(tmp_path / "r")
     assert difference(done, whole[0]) == "" and 0 < done.manifest.seconds < 600
