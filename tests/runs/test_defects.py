@@ -11,13 +11,13 @@ from torch.optim import SGD
 
 import stagelens as sl
 from kit.tasks import Regression, run
+from stagelens.api import run_ensemble
 from stagelens.base.errors import UsageError
 from stagelens.report.pages import report_page
 from stagelens.runs.defects import defects_in
 from stagelens.runs.manifest import VECTORIZED, load_manifest
 from stagelens.runs.run import Run
 from stagelens.sweeps.executors.work import perform
-from stagelens.training.ensemble import run_ensemble
 
 OPTIONS: dict[str, Any] = {"report": False, "device": "cpu"}
 

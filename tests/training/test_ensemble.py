@@ -23,9 +23,9 @@ from kit.tasks import (
     run,
     weights,
 )
+from stagelens.api import run_ensemble
 from stagelens.base.errors import UsageError
 from stagelens.experiments.training import Training
-from stagelens.training.ensemble import run_ensemble
 from stagelens.training.stackable import why_not
 from stagelens.training.stacking import Stacked
 

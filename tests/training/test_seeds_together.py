@@ -14,6 +14,7 @@ from torch.nn.functional import cross_entropy
 
 import stagelens as sl
 from kit.tasks import TwoMaps, run
+from stagelens.api import run_ensemble
 from stagelens.experiments.batches import eval_batch, map_tensors
 from stagelens.experiments.config import as_settings, make_config
 from stagelens.experiments.task import Task
@@ -22,7 +23,6 @@ from stagelens.host.host import Host, make_host
 from stagelens.models import Transformer, build_transformer
 from stagelens.recording.recorder import Recorder
 from stagelens.runs.manifest import VECTORIZED
-from stagelens.training.ensemble import run_ensemble
 from stagelens.training.stackable import why_not
 from stagelens.training.stacked_recorder import StackedRecorder
 from stagelens.training.stacking import ELEMENTWISE, Stacked

@@ -13,9 +13,10 @@ import torch
 from safetensors.torch import save_file
 
 import stagelens as sl
+from stagelens.api import probe_series
 from stagelens.base.errors import EnvironmentFault, UsageError
 from stagelens.models import build_transformer
-from stagelens.training.saved_checkpoints import find_series, load_batch, probe_series
+from stagelens.training.saved_checkpoints import find_series, load_batch
 
 SHAPE = {"n_layers": 2, "n_heads": 2, "d_model": 16, "n_ctx": 12, "d_vocab": 10}
 PROBES = ["attention_sparsity", "induction"]

@@ -12,13 +12,13 @@ from torch import Tensor
 
 import stagelens as sl
 from kit.tasks import Regression, RegressionConfig, TwoMaps, run
+from stagelens.api import run_ensemble
 from stagelens.experiments.batches import eval_batch
 from stagelens.experiments.training import Training
 from stagelens.host.host import make_host
 from stagelens.host.references import ProbeRef
 from stagelens.recording.probes import Omitted
 from stagelens.recording.recorder import Recorder
-from stagelens.training.ensemble import run_ensemble
 from stagelens.training.stacked_recorder import LARGEST, StackedRecorder
 from stagelens.training.stacking import Stacked
 
