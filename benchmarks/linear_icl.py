@@ -17,7 +17,7 @@ import torch
 from benchmarks.measure import Row, report
 from torch import Tensor
 
-from stagelens.base.seeds import generator
+from stagelens.base import generator
 from stagelens_linear_icl.data import Sequences, moments_of, random_covariance, sample_sequences
 from stagelens_linear_icl.descent import Weights, descend, initial_weights, stack
 

@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 import stagelens as sl
-from stagelens.base.seeds import generator
+from stagelens.base import generator
 from stagelens.experiments.schedule import Schedule
 from stagelens.models import build_transformer
 

@@ -16,7 +16,7 @@ from typing import Any
 from benchmarks.measure import Row, report
 
 import stagelens as sl
-from stagelens.base.seeds import generator
+from stagelens.base import generator
 from stagelens.recording.recorder import Recorder
 from stagelens_markov.tasks import MarkovConfig, Minimal
 

@@ -12,7 +12,7 @@ from collections.abc import Callable
 import torch
 from benchmarks.measure import Row, in_turns, ratio, report
 
-from stagelens.base.seeds import generator
+from stagelens.base import generator
 from stagelens.experiments.training import Training
 from stagelens_recall import theory
 from stagelens_recall.data import queries_of

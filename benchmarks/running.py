@@ -21,7 +21,7 @@ STAGELENS = str(Path(sys.executable).with_name("stagelens"))
 BARE = """
 import sys
 from stagelens.host import make_host
-from stagelens.base.seeds import generator
+from stagelens.base import generator
 kind = make_host().task(sys.argv[1]).load()
 task = kind(kind.Config(**{**kind.presets["quick"], "steps": int(sys.argv[2])}))
 model = task.build_model()

@@ -10,7 +10,7 @@ from typing import Any
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 
-from stagelens.figures.style import save, styled
+from stagelens.figures import save, styled
 
 DOCS = Path(__file__).parent
 PLUGINS = ("markov", "linear-icl", "recall", "rich", "emergence")

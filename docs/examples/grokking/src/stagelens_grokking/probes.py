@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 from stagelens import Probe, Reading
-from stagelens.recording.probes import Reduced
+from stagelens.recording import Reduced
 from torch import Tensor
 
 

@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 import torch
 from pydantic import Field
 from stagelens import Prediction, Task, TaskConfig
-from stagelens.base.seeds import derive, generator
+from stagelens.base import derive, generator
 from stagelens.models import build_transformer
 from torch import Tensor
 from torch.nn.functional import cross_entropy
