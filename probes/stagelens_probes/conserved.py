@@ -29,7 +29,6 @@ class Conserved(Probe):
     name = "conserved"
     title = "the task's conserved quantities and their drift"
     gives = ("value", "drift")
-    stacks = True
 
     def applies(self, scene: Scene) -> str | None:
         if scene.conserved is None or not scene.conserved(scene.model):

@@ -30,7 +30,6 @@ class KLToReferences(Probe):
     name = "kl_to_references"
     title = "KL divergence from the task's reference predictors to the model"
     gives = ("kl",)
-    stacks = True
 
     def applies(self, scene: Scene) -> str | None:
         return None if scene.references else "the task names no reference predictors"

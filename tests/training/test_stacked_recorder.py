@@ -164,7 +164,7 @@ def test_one_that_is_due_alone_looks_for_itself():
         ((HookedPlain,), {}, "the probe 'hooked_plain' has hooks"),
         ((Branching,), {}, "data-dependent control flow"),
         ((Counting,), {}, "'counting/value' is another number together than alone"),
-        ((Largest,), {"eval_size": LARGEST}, "they are large"),
+        ((Largest,), {"eval_size": LARGEST}, "the batches are large"),
     ],
 )
 def test_what_cannot_be_vectorized_is_looked_at_one_by_one(probes, settings, reason):

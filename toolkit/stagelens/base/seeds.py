@@ -10,7 +10,7 @@ import hashlib
 import random
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     import torch
@@ -48,11 +48,13 @@ def untouched_rng() -> Iterator[None]:
     import numpy as np
     import torch
 
-    numpy_state = np.random.get_state()  # noqa: NPY002  the legacy state is the one that others may rely on
+    numpy: Any = np.random  # the global generator, which others may rely on, whatever its bit generator is
+    bits, numpy_state = numpy.get_bit_generator(), numpy.get_state(legacy=False)
     python_state = random.getstate()
     try:
         with torch.random.fork_rng():
             yield
     finally:
-        np.random.set_state(numpy_state)  # noqa: NPY002
+        numpy.set_bit_generator(bits)
+        numpy.set_state(numpy_state)
         random.setstate(python_state)

@@ -74,7 +74,7 @@ class Batches:
         self._set: Batch | None = None
         self._pass: tuple[int, Tensor] | None = None
         if config.train_size:
-            self._set = move(task.sample(config.train_size, generator(task.seed, "train")), device)
+            self._set = own(task.sample(config.train_size, generator(task.seed, "train")), device)
 
     def __call__(self, step: int) -> Batch:
         """The batch of `step`."""

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
@@ -49,6 +50,7 @@ DEFAULTS = {
     if name not in {*FOLLOWED.split(), *WITHOUT_EFFECT.split()}
 }
 WEIGHTS = ("W_Q", "W_K", "W_V", "W_O", "b_Q", "b_K", "b_V")
+_IGNORED: WeakKeyDictionary[Any, tuple[Tensor, int, bool]] = WeakKeyDictionary()  # by attention
 WITHOUT_CONFIG = (nn.Dropout, nn.Identity)
 
 
@@ -73,6 +75,8 @@ def unknown_in(model: Any) -> str:
     for name, default in DEFAULTS.items():
         if values[name] != default:
             return f"{name} = {values[name]!r}"
+    if cfg.use_hook_tokens and "hook_tokens" not in model._modules:
+        return "use_hook_tokens, set after the model was built"
     if "Olmo" in (cfg.original_architecture or ""):  # TransformerLens norms these after their parts
         return f"original_architecture = {cfg.original_architecture!r}"
     if cfg.dtype not in DTYPES:
@@ -145,6 +149,8 @@ def _unknown_of_attention(attn: Any, cfg: Any) -> str:
         return "heads of other shapes than the config's"
     if not METHODS.isdisjoint(attn.__dict__):
         return "an attention with a method of its own"
+    if not _masks_fully(attn):
+        return "an attention with an IGNORE of its own"
     if attn._attention_dir_override is not None or isinstance(attn.attn_scale, Tensor):
         return "an attention with a direction or a scale of its own"
     if attn.attn_type == "local" and not (isinstance(cfg.window_size, int) and cfg.window_size > 0):
@@ -152,6 +158,23 @@ def _unknown_of_attention(attn: Any, cfg: Any) -> str:
     if type(attn) is ours.Attention and not (type(attn.pattern_dropout) is type(attn.out_dropout) is nn.Dropout):
         return "an attention with another dropout"
     return ""
+
+
+@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
+def _masks_fully(attn: Any) -> bool:
+    """Whether masked scores become -inf. The buffer is read again only after somebody wrote to it or replaced it.
+
+    True while torch traces, when values cannot be inspected.
+    """
+    ignore = attn.IGNORE
+    known, version, masks = _IGNORED.get(attn, (None, 0, True))
+    if known is not ignore or version != ignore._version:
+        try:
+            masks = float(ignore) == -torch.inf
+        except RuntimeError:
+            return True
+        _IGNORED[attn] = ignore, ignore._version, masks
+    return masks
 
 
 def _unknown_of_mlp(mlp: Any, _: Any) -> str:

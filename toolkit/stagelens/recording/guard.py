@@ -15,12 +15,13 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from stagelens.base import StagelensError
 from stagelens.recording.limits import MEMORY_LIMIT, TIME_LIMIT, armed, limit
 
 PAGE = os.sysconf("SC_PAGE_SIZE") if hasattr(os, "sysconf") else 4096
+ONLY_MODES = ("torch", "transformer_lens", "transformers")  # whose `train` and `eval` leave weights alone
 GLOBAL: Any = np.random  # numpy's global generator, which others may rely on
 
 
@@ -51,19 +52,26 @@ class Guard:
     @contextmanager
     def measuring(self) -> Iterator[None]:
         """Around a whole measurement: puts the random states back, and decides how the next measurement is made."""
-        weights, states = fingerprint(self._model), RandomStates.now()
-        try:
-            with armed(), torch.random.fork_rng(enabled=torch.accelerator.is_available()):
-                yield
-        finally:
-            if drawn := RandomStates.now() != states:
-                states.restore()
-        if fingerprint(self._model) != weights:
-            raise ModelChanged("the model's parameters were changed while it was looked at")
+        states = RandomStates.now()
+        with self.unchanged():
+            try:
+                with armed(), torch.random.fork_rng(enabled=torch.accelerator.is_available()):
+                    yield
+            finally:
+                if drawn := RandomStates.now() != states:
+                    states.restore()
         self._measured += 1
         if self._measured == 1 or self.suspicious:  # what is needed once is there by now, or all have been looked at
             self._measured, self._resident = 1, resident()
         self.suspicious = not self._resigned and (drawn or self._leaks())
+
+    @contextmanager
+    def unchanged(self) -> Iterator[None]:
+        """Raises ModelChanged if the block changes the parameters."""
+        weights = fingerprint(self._model)
+        yield
+        if fingerprint(self._model) != weights:
+            raise ModelChanged("the model's parameters were changed while it was looked at")
 
     @contextmanager
     def watching(self) -> Iterator[None]:
@@ -108,20 +116,47 @@ def evaluating(model: nn.Module) -> Iterator[None]:
     """Evaluation mode. Afterwards every module that `model.eval()` reaches has its own mode again.
 
     A model with a `train` of its own may do more there than set modes, such as merge weights. So its own `train` undoes
-    that, before each module gets its mode.
+    that, before each module gets its mode. Merging and undoing it rounds, so the parameters are put back bit for bit.
     """
     modules = list(reached(model))
     modes = [module.training for module in modules]
-    custom = any(_has_own_modes(module) for module in modules)
+    custom = [module for module in modules if _has_own_modes(module)]
+    kept = _copies(model) if any(map(_may_change_weights, custom)) else []
     mode = model.training
     model.eval()
+    merged = fingerprint(model) if kept else 0
     try:
         yield
     finally:
+        changed = bool(kept) and fingerprint(model) != merged  # by somebody else, which is not put back but reported
         if custom:
             model.train(mode)
+        if not changed:
+            _put_back(kept)
         for module, own in zip(modules, modes, strict=True):
             module.training = own
+
+
+Copies = list[tuple[nn.Parameter, Tensor, Tensor]]  # parameters, their memory, and a copy of their values
+
+
+def _copies(model: nn.Module) -> Copies:
+    return [(parameter, parameter.data, parameter.detach().clone()) for parameter in model.parameters()]
+
+
+@torch.no_grad()
+def _put_back(kept: Copies) -> None:
+    for parameter, data, value in kept:
+        if parameter.data_ptr() != data.data_ptr():
+            parameter.data = data
+        if not torch.equal(data, value):
+            data.copy_(value)
+
+
+def _may_change_weights(module: nn.Module) -> bool:
+    """False if `train` and `eval` are those of a library whose modules only set modes there, such as bridges."""
+    methods = (getattr(module, name) for name in ("train", "eval"))
+    return any(method.__module__.partition(".")[0] not in ONLY_MODES for method in methods)
 
 
 def reached(model: nn.Module) -> Iterator[nn.Module]:

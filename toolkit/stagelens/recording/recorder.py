@@ -18,7 +18,7 @@ from stagelens.recording.context import Loss, Scene, Site
 from stagelens.recording.guard import Guard, Misbehaved, ModelChanged, evaluating
 from stagelens.recording.limits import contained
 from stagelens.recording.probes import DoesNotApply, Omitted, Probe
-from stagelens.recording.shared_pass import Metrics, Observed, observe, read
+from stagelens.recording.shared_pass import Metrics, Observed, observe, read, values_of
 from stagelens.timelines import Column, Measurement, Reading, Timeline, check_same, column_of, pack, placed, plain_step
 
 if TYPE_CHECKING:
@@ -110,6 +110,9 @@ class Recorder:
 
         A step that was measured before is replaced, and an earlier one is put in its order.
         """
+        for name, value in scalars.items():
+            if value is None:
+                raise UsageError(f"{name}=None was given at step {step}; give a number, or leave {name} out")
         return self.record(step, self.observe(step), scalars)
 
     def observe(self, step: float) -> Observed:
@@ -119,9 +122,13 @@ class Recorder:
             with self.looking():
                 return self._one_by_one(scene) if self._guard.suspicious else self._observe(scene, self.probes)
         except ModelChanged:
-            with self._guard.shaken(), self.looking():
-                self._one_by_one(scene)  # which names the probe that did it
+            self.name_culprit(step)
             raise
+
+    def name_culprit(self, step: float) -> None:
+        """Raises a ModelChanged that names the probe that changes the model, if one of this recorder's does."""
+        with self._guard.shaken(), self.looking():
+            self._one_by_one(replace(self.scene, step=plain_step(step), output=None, loss=None))
 
     def _observe(self, scene: Scene, probes: dict[str, Probe]) -> Observed:
         def failed(probe: Probe, error: Exception, site: Site | None) -> None:
@@ -152,13 +159,15 @@ class Recorder:
                 self._drop(probe, error)
         return Observed(values, readings)
 
-    def read(
-        self, names: Sequence[str], step: float, output: Any, loss: Tensor | None
-    ) -> dict[str, list[Reading | Omitted]]:
-        """The readings of probes that need no hooks, after a pass that gave `output` and `loss`."""
+    def read(self, names: Sequence[str], step: float, output: Any, loss: Tensor | None) -> Observed:
+        """The task's metrics and the readings of probes without hooks, after a pass that gave `output` and `loss`.
+
+        It must be called while some recorder is `looking`, which puts the random states back.
+        """
         scene = replace(self.scene, step=step, output=output, loss=loss)
-        with self.looking():
-            return {name: read(self.probes[name], {}, scene, self._drop) for name in names}
+        with self._guard.unchanged(), evaluating(self.scene.model):
+            values = values_of(scene, self.metrics)
+            return Observed(values, {name: read(self.probes[name], {}, scene, self._drop) for name in names})
 
     @property
     def suspicious(self) -> bool:
@@ -167,7 +176,9 @@ class Recorder:
 
     @property
     def metrics(self) -> Metrics | None:
-        return self._task.metrics if self._task else None
+        """The task's metrics; None if it has none of its own."""
+        own = None if self._task is None else self._task.metrics
+        return None if getattr(own, "__func__", None) is Task.metrics else own
 
     @contextmanager
     def looking(self) -> Iterator[None]:

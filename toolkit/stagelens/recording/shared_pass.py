@@ -34,12 +34,18 @@ def observe(scene: Scene, probes: Mapping[str, Probe], metrics: Metrics | None, 
     `probes` is looked up at every use: what `failed` takes out of it is not asked again.
     """
     reduced = _shared_pass(scene, probes, failed)
+    values = values_of(scene, metrics)
+    readings = {name: read(probe, reduced[name], scene, failed) for name, probe in list(probes.items())}
+    return Observed(values, readings)
+
+
+def values_of(scene: Scene, metrics: Metrics | None) -> dict[str, Any]:
+    """The loss, and the task's metrics, of a `scene` that has its output."""
     values: dict[str, Any] = {} if scene.loss is None else {"loss": scene.loss}
     if metrics is not None:
         with full_precision():
             values |= metrics(scene.output, scene.batch)
-    readings = {name: read(probe, reduced[name], scene, failed) for name, probe in list(probes.items())}
-    return Observed(values, readings)
+    return values
 
 
 def read(probe: Probe, reduced: Mapping[Site, Any], scene: Scene, failed: Failed) -> list[Reading | Omitted]:

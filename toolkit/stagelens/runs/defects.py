@@ -18,7 +18,7 @@ from stagelens.base import StagelensError, digest, own
 from stagelens.runs.manifest import FILE, Manifest, load_manifest
 
 TOGETHER = "it was trained together with other seeds by an earlier version of stagelens, which"
-UPDATES = f"{TOGETHER} updated the weights wrongly (fused Adam or AdamW): every number of it is wrong"
+UPDATES = f"{TOGETHER} may have updated the weights wrongly (fused Adam or AdamW): its numbers cannot be trusted"
 PHASES = f"{TOGETHER} measured the parameters of the first training phase in all phases: {{}} is wrong"
 BY_PHASE = ("gradient", "curvature")  # probes that read the parameters of the present training phase
 LARGEST = 10**8  # bytes of a checkpoint's header

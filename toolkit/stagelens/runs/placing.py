@@ -133,6 +133,8 @@ def taken_up(folder: Path, wanted: Manifest, probes: Sequence[str] | None) -> Ma
         raise UsageError(f"run {folder.name!r} has the probes {','.join(manifest.probes)}; resume it without --probes")
     manifest.status, manifest.error, manifest.timeline = "running", "", ""
     manifest.plugin_problems = wanted.plugin_problems
+    if manifest.vectorized is None:  # of an earlier version; it is not defective, for those are not resumed
+        manifest.vectorized = 0
     manifest.process, manifest.host = wanted.process, wanted.host
     manifest.versions, manifest.device, manifest.threads = wanted.versions, wanted.device, wanted.threads
     return manifest

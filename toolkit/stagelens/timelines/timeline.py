@@ -88,7 +88,7 @@ class Measurement:
 def plain_step(step: Any) -> float:
     """`step` as a finite number of Python. It is an int if it was one and float64 has it exactly."""
     number = step.item() if getattr(step, "ndim", None) == 0 else step  # of numpy or torch
-    if not isinstance(number, int | float) or not abs(number) <= LARGEST_STEP:
+    if not isinstance(number, int | float) or isinstance(number, bool) or not abs(number) <= LARGEST_STEP:
         raise UsageError(
             f"step {step!r} is not a finite number (of at most {LARGEST_STEP:g}); "
             "give the training step, or the time of a flow"

@@ -129,9 +129,10 @@ def _train_together(
 
 def _carry_stacked(tracks: Sequence[Track], progress: Progress | None) -> None:
     with untouched_rng(), graceful() as stop:
-        saved = [set(checkpoint.steps_in(track.writer.folder)) for track in tracks]
-        common = max(set.intersection(*saved), default=-1)
-        start = min(track.restore(common) for track in tracks)
+        common = _common_step(tracks)
+        starts = {track.restore(common) for track in tracks}
+        assert len(starts) == 1, f"the seeds start at different steps: {sorted(starts)}"
+        (start,) = starts
         stacked = Stacked([track.training for track in tracks])
         recorder = StackedRecorder(stacked, [track.recorder for track in tracks])
 
@@ -145,6 +146,12 @@ def _carry_stacked(tracks: Sequence[Track], progress: Progress | None) -> None:
         except KeyboardInterrupt:  # the second one: as a run's own writer takes it
             for track in tracks:
                 track.writer.status = "interrupted"
+
+
+def _common_step(tracks: Sequence[Track]) -> int:
+    """Returns the newest step whose checkpoint every track can load; -1 if there is none."""
+    saved = set.intersection(*(set(checkpoint.steps_in(track.writer.folder)) for track in tracks))
+    return next((step for step in sorted(saved, reverse=True) if all(t.can_restore(step) for t in tracks)), -1)
 
 
 def _finished(run: Run | None) -> bool:

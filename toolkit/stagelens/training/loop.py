@@ -52,6 +52,15 @@ class Track:
         self.observed: Observed | None = None  # by somebody else, at the step that is due
         self.to_save = {*CHECKPOINTS.planned(self.steps)}
 
+    def can_restore(self, step: int) -> bool:
+        """Whether the checkpoint of `step` can be read."""
+        try:
+            path = checkpoint.path_of(self.writer.folder, step)
+            checkpoint.load(path, self.training.task.id, self.writer.manifest.content)
+        except EnvironmentFault:
+            return False
+        return True
+
     def restore(self, most: int | None = None) -> int:
         """Puts the newest checkpoint (of at most step `most`) back, with all measured up to it; returns its step."""
         found = checkpoint.latest(self.writer.folder, self.training.task.id, most, self.writer.manifest.content)

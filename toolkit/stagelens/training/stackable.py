@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import nullcontext
+from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from stagelens.base import untouched_rng
 from stagelens.experiments import Training
-from stagelens.training.stacking import NotStackable, Stacked
+from stagelens.training.stacking import PADDING, NotStackable, Stacked
 
 UPDATES = 3  # that are made both ways; the first ones already go through the optimizer's state
 # Largest relative difference of losses and gradients at the first update, and of what all updates changed.
@@ -36,6 +39,15 @@ def why_not(members: Sequence[Training]) -> str:
     return ""
 
 
+class _RefusingPadding(TorchDispatchMode):
+    """Raises NotStackable at an embedding with a `padding_idx`, wherever the model calls it."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # noqa: ARG002
+        if func is torch.ops.aten.embedding.default and len(args) > 2 and args[2] >= 0:
+            raise NotStackable(f"it calls an embedding with a padding_idx, {PADDING}")
+        return func(*args, **(kwargs or {}))
+
+
 def _copy(member: Training) -> Training:
     """The same training, from its start."""
     return Training(member.task, member.device, member.batches)
@@ -48,7 +60,8 @@ def _compare(stacked: Stacked, alone: Sequence[Training]) -> None:
     for step in range(UPDATES):
         stacked.advance(step)
         for index, training in enumerate(alone):
-            training.advance(step)
+            with _RefusingPadding() if step == 0 else nullcontext():
+                training.advance(step)
             if step == 0:
                 _compare_step(stacked, index, training)
             for name, parameter in training.model.named_parameters():

@@ -13,13 +13,13 @@ from torch.func import functional_call
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from stagelens.experiments import Batch
-from stagelens.recording import Observed, Omitted, Probe, Recorder, Site, observe
+from stagelens.recording import ModelChanged, Observed, Omitted, Probe, Recorder, Scene, Site, observe
 from stagelens.timelines import Reading
 from stagelens.training.stacking import Stacked
 
 LARGEST = 2**18  # numbers in a member's batch; of more, the arithmetic takes longer than what is around it
 CHECKED = 2  # the first observations are made both ways; at the second the probes have a state to go on from
-AGREE = {torch.float64: (1e-6, 1e-9), torch.float32: (1e-3, 1e-5)}  # relative and absolute
+AGREE = {torch.float64: (1e-6, 1e-12), torch.float32: (1e-3, 1e-7)}  # relative and absolute
 
 States = dict[str, dict[str, Tensor]]  # what each probe carries on
 
@@ -31,19 +31,21 @@ class Apart(Exception):
 class StackedRecorder:
     """Observes for the recorders of stacked trainings what each would observe alone.
 
-    Vectorized are the pass, the task's metrics, and the probes that say so (`stacks`). Other probes are read member by
-    member after the pass. Where one of those has hooks, where batches are large, or where the numbers are not what a
-    member finds alone, `apart` says so, and every recorder looks for itself.
+    The pass and the probes that set `stacks` are vectorized, with the batch and the directions of each member. The
+    metrics and the other probes are computed member by member after the pass, with the member's own task. `apart` says
+    why every recorder looks for itself instead: a probe of the second kind has hooks, the batches are large, groups or
+    queries differ, or a number is not what a member finds alone. All members are compared at the first two
+    observations, and one of them, each in turn, at the 4th, 8th, 16th, ...
     """
 
     def __init__(self, stacked: Stacked, recorders: Sequence[Recorder]) -> None:
         self.stacked, self.recorders = stacked, list(recorders)
         self.apart = ""
-        self._to_check = CHECKED
+        self._observed = 0
         try:
-            self._stack_batches()
+            self._stack_inputs()
         except (Apart, RuntimeError) as reason:
-            self.apart = f"the evaluation batches cannot be stacked: {reason}"
+            self.apart = f"what the probes see cannot be stacked: {reason}"
 
     def observe(self, step: float, members: Sequence[int]) -> list[Observed] | None:
         """What the recorders of `members` see at `step`; None where each has to look for itself."""
@@ -53,10 +55,12 @@ class StackedRecorder:
         before = [_states(recorder.probes) for recorder in recorders]
         try:
             together = self._together(step, members)
-            if self._to_check:
-                self._to_check -= 1
-                for recorder, states, seen in zip(recorders, before, together, strict=True):
-                    _check(recorder, step, states, seen)
+            for index in self._to_check(len(members)):
+                _check(recorders[index], step, before[index], together[index])
+        except ModelChanged:
+            for recorder in recorders:
+                recorder.name_culprit(step)
+            raise
         except Exception as reason:  # whatever vmap does not do: each looks for itself, and fails by itself
             self.apart = f"{type(reason).__name__}: {' '.join(str(reason).split())[:200]}"
             for recorder, states in zip(recorders, before, strict=True):
@@ -64,16 +68,28 @@ class StackedRecorder:
             return None
         return together
 
-    def _stack_batches(self) -> None:
-        """The evaluation batches as tensors [seed, ...], of which the recorders' own become views."""
-        leaves, trees = zip(*(tree_flatten(recorder.scene.batch) for recorder in self.recorders), strict=True)
+    def _to_check(self, members: int) -> Sequence[int]:
+        """Which of the members that look together are to be compared with what they see alone."""
+        self._observed += 1
+        if self._observed <= CHECKED:
+            return range(members)
+        doublings = self._observed.bit_length() - 1
+        return [-doublings % members] if self._observed == 2**doublings else []
+
+    def _stack_inputs(self) -> None:
+        """Batches and directions as tensors [seed, ...], of which the batches of the recorders become views."""
+        scenes = [recorder.scene for recorder in self.recorders]
+        if any(_fixed_parts(scene) != _fixed_parts(scenes[0]) for scene in scenes):
+            raise Apart("groups, queries or the names of directions differ between seeds")
+        given = [(scene.batch, [torch.as_tensor(one) for one in scene.directions.values()]) for scene in scenes]
+        leaves, trees = zip(*map(tree_flatten, given), strict=True)
         if any(tree != trees[0] for tree in trees) or not all(isinstance(leaf, Tensor) for leaf in leaves[0]):
-            raise Apart("they are not tensors alone")
+            raise Apart("the batches are not tensors alone")
         if sum(leaf.numel() for leaf in leaves[0]) > LARGEST:
-            raise Apart("they are large")
+            raise Apart("the batches are large")
         self._leaves, self._tree = [torch.stack(one) for one in zip(*leaves, strict=True)], trees[0]
-        for index, recorder in enumerate(self.recorders):
-            recorder.scene.batch = tree_unflatten([leaf[index] for leaf in self._leaves], self._tree)
+        for index, scene in enumerate(scenes):
+            scene.batch, _ = tree_unflatten([leaf[index] for leaf in self._leaves], self._tree)
 
     def _together(self, step: float, members: Sequence[int]) -> list[Observed]:
         recorders = [self.recorders[member] for member in members]
@@ -86,22 +102,22 @@ class StackedRecorder:
         which: Any = slice(None) if len(members) == len(self.recorders) else torch.tensor(members)
         held = {f"model.{name}": tensor for name, tensor in self.stacked.state().items()}
         model = [tensor.detach() if place is None else tensor.detach()[which] for tensor, place in held.values()]
-        batch = [leaf[which] for leaf in self._leaves]
+        inputs = [leaf[which] for leaf in self._leaves]
         states = [torch.stack([tensor for _, tensor in one]) for one in zip(*carried, strict=True)]
 
-        def see(model: list[Tensor], batch: list[Tensor], states: list[Tensor]) -> list[Tensor]:
-            given = (tree_unflatten(batch, self._tree), zip(names, states, strict=True))
+        def see(model: list[Tensor], inputs: list[Tensor], states: list[Tensor]) -> list[Tensor]:
+            given = tree_unflatten(inputs, self._tree), zip(names, states, strict=True)
             seen: list[Tensor] = functional_call(lens, dict(zip(held, model, strict=True)), given)
             return seen
 
         with recorders[0].looking():
             places = ([place for _, place in held.values()], 0, 0 if states else None)
-            found = torch.vmap(see, in_dims=places)(model, batch, states)
-        return lens.sorted_out(found, recorders)
+            found = torch.vmap(see, in_dims=places)(model, inputs, states)
+            return lens.sorted_out(found, recorders)
 
 
 class _Lens(nn.Module):
-    """(batch, states) -> what one member's probes see, as tensors. The member's parameters are put in from outside."""
+    """(batch and directions, states) -> what one member's probes see, as tensors, with the parameters put in."""
 
     def __init__(self, recorder: Recorder, alone: Sequence[str], step: float) -> None:
         super().__init__()
@@ -112,16 +128,32 @@ class _Lens(nn.Module):
         self.readings: list[tuple[str, Reading | Omitted]] = []  # of each probe, but for their values
         self.states: list[tuple[str, str]] = []
         self.tree: Any = None  # of the output
+        self.after = bool(alone) or recorder.metrics is not None  # whether something is computed from the output
 
-    def forward(self, batch: Batch, states: Iterable[tuple[tuple[str, str], Tensor]]) -> list[Tensor]:
-        scene = replace(self.recorder.scene, batch=batch, step=self.step, output=None, loss=None, constants={})
+    def _scene(self, batch: Batch, directions: Sequence[Tensor]) -> Scene:
+        """What the member's probes see. What of the task is a function may depend on the seed, and is refused."""
+        own = self.recorder.scene
+        return replace(
+            own,
+            batch=batch,
+            directions=dict(zip(own.directions, directions, strict=True)),
+            references=dict.fromkeys(own.references, _not_stacked),
+            conserved=_not_stacked,
+            step=self.step,
+            output=None,
+            loss=None,
+            constants={},
+        )
+
+    def forward(self, given: Any, states: Iterable[tuple[tuple[str, str], Tensor]]) -> list[Tensor]:
+        scene = self._scene(*given)
         _put_states(self.probes, _nested(states, self.probes))
-        observed = observe(scene, self.probes, self.recorder.metrics, _raise)
+        observed = observe(scene, self.probes, None, _raise)
         after = list(_flat(_states(self.probes)))
         self.values = list(observed.values)
         self.readings = [(name, reading) for name, found in observed.readings.items() for reading in found]
         self.states = [name for name, _ in after]
-        output, self.tree = tree_flatten([scene.output, scene.loss] if self.alone else [])
+        output, self.tree = tree_flatten([scene.output, scene.loss] if self.after else [])
         tensors = [
             *observed.values.values(),
             *(reading.values for _, reading in self.readings if isinstance(reading, Reading)),
@@ -137,16 +169,17 @@ class _Lens(nn.Module):
         for index, recorder in enumerate(recorders):
             own = zip(self.states, (tensor[index] for tensor in states), strict=True)
             _put_states(recorder.probes, _nested(own, self.probes))
-            values = {name: array[index] for name, array in zip(self.values, arrays, strict=False)}
+            values: dict[str, Any] = {name: array[index] for name, array in zip(self.values, arrays, strict=False)}
             readings: dict[str, list[Reading | Omitted]] = {name: [] for name in recorder.probes}
             taken = iter(arrays[len(values) :])
             for name, form in self.readings:
                 if isinstance(form, Reading):
                     form = replace(form, values=next(taken)[index])
                 readings[name].append(form)
-            if self.alone:
+            if self.after:
                 ends = tree_unflatten([tensor[index] for tensor in output], self.tree)
-                readings |= recorder.read(self.alone, self.step, *ends)
+                own_part = recorder.read(self.alone, self.step, *ends)
+                values, readings = {**own_part.values}, {**readings, **own_part.readings}
             observed.append(Observed(values, readings))
         return observed
 
@@ -171,6 +204,15 @@ def _nested(states: Iterable[tuple[tuple[str, str], Tensor]], names: Iterable[st
     for (name, key), tensor in states:
         nested[name][key] = tensor
     return nested
+
+
+def _fixed_parts(scene: Scene) -> Any:
+    """What the vectorized pass takes from the first member, and must be the same in all."""
+    return list(scene.groups.items()), scene.queries, list(scene.directions)
+
+
+def _not_stacked(*_: Any) -> NoReturn:
+    raise Apart("a probe that sets `stacks` calls the task's references or conserved quantities")
 
 
 def _read_alone(recorders: Sequence[Recorder]) -> list[str]:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 from torch.optim.lr_scheduler import ReduceLROnPlateau
-from torch.utils._pytree import tree_flatten, tree_unflatten
+from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 
 from stagelens.experiments import Batch, FirstBad, Task, Training, fused
 from stagelens.training.flatten_graph import traced
@@ -21,6 +21,7 @@ ELEMENTWISE = (
     *(torch.optim.RAdam, torch.optim.RMSprop, torch.optim.Adagrad, torch.optim.Adadelta, torch.optim.ASGD),
 )
 Function = Callable[..., tuple[Tensor, Sequence[Tensor | None]]]  # -> losses [seed] and gradients
+PADDING = "which torch.func.vmap respects in the first seed only"
 SHARED = {"step", "mu_product", "eta", "mu"}  # what an optimizer keeps of a whole parameter, not of each number
 
 
@@ -60,7 +61,7 @@ class Stacked:
         self._follow_gradients()
         self._stack_buffers()
         self._batches: _Batches | None = None
-        self._lasting: bool | None = None  # whether the batches of a step are those of the next, the very tensors
+        self._lasting = False  # whether the batches so far were always the same, the very tensors
         self._functions: dict[Any, Function] = {}  # by the batch's form, and by what is trained
 
     def advance(self, step: int) -> None:
@@ -114,14 +115,11 @@ class Stacked:
     def _stacked_batch(self, step: int) -> _Batches:
         """The members' batches of `step`. Members that always give the same batch are stacked once."""
         batches = [member.batches(step) for member in self.members]
-        if self._batches is None or any(a is not b for a, b in zip(batches, self._batches.own, strict=True)):
-            leaves, trees = zip(*(tree_flatten(batch) for batch in batches), strict=True)
-            if self._lasting is None:
-                self._lasting = all(m.batches(step + 1) is own for m, own in zip(self.members, batches, strict=True))
-            if not all(isinstance(leaf, Tensor) for own in leaves for leaf in own):
-                raise NotStackable("its batches are not made of tensors alone")
-            stacked = [torch.stack(one) for one in zip(*leaves, strict=True)]
-            self._batches = _Batches(batches, stacked, trees[0])
+        if self._batches is None:
+            self._batches = _Batches(batches)
+            self._lasting = self._batches.are([member.batches(step + 1) for member in self.members])
+        elif not self._batches.are(batches):
+            self._batches, self._lasting = _Batches(batches), False
         return self._batches
 
     def _stack_buffers(self) -> None:
@@ -218,9 +216,18 @@ class Stacked:
 class _Batches:
     """The batches of the members, `own`, as tensors [seed, ...] and how a batch holds them."""
 
-    def __init__(self, own: list[Batch], leaves: list[Tensor], tree: Any) -> None:
-        self.own, self.leaves, self.tree = own, leaves, tree
-        self.form = (str(tree), *(leaf.shape for leaf in leaves))
+    def __init__(self, own: list[Batch]) -> None:
+        leaves, trees = zip(*(tree_flatten(batch) for batch in own), strict=True)
+        if not all(isinstance(leaf, Tensor) for one in leaves for leaf in one):
+            raise NotStackable("its batches are not made of tensors alone")
+        self.own, self._versions = own, _versions(own)
+        self.leaves, self.tree = [torch.stack(one) for one in zip(*leaves, strict=True)], trees[0]
+        self.form = (str(self.tree), *(leaf.shape for leaf in self.leaves))
+
+    def are(self, batches: list[Batch]) -> bool:
+        """Whether `batches` are the very ones that were stacked, and nobody wrote into their tensors since."""
+        same = all(a is b for a, b in zip(batches, self.own, strict=True))
+        return same and None not in self._versions and _versions(batches) == self._versions
 
 
 class _LossOf(nn.Module):
@@ -234,6 +241,12 @@ class _LossOf(nn.Module):
         return self.task.loss(self.model, batch)
 
 
+def _versions(batches: list[Batch]) -> list[int | None]:
+    """How often each tensor was written into; None if torch does not count that."""
+    leaves = [leaf for batch in batches for leaf in tree_leaves(batch)]
+    return [None if leaf.is_inference() else leaf._version for leaf in leaves]
+
+
 def _refuse(first: Training) -> None:
     if type(first.optimizer) not in ELEMENTWISE:
         raise NotStackable(f"its optimizer {type(first.optimizer).__name__} does not act on each number alone")
@@ -241,6 +254,9 @@ def _refuse(first: Training) -> None:
         raise NotStackable("its learning rate follows the loss of each seed")
     if type(first).advance is not Training.advance:
         raise NotStackable("it has its own training loop")
+    for name, module in first.model.named_modules():
+        if isinstance(module, nn.Embedding) and module.padding_idx is not None:
+            raise NotStackable(f"its embedding {name!r} has a padding_idx, {PADDING}")
     for one, other in _overlapping(first.model):
         raise NotStackable(f"its {one!r} and {other!r} share memory")
 
