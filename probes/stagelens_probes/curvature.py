@@ -74,7 +74,7 @@ def residual(operator: Operator, value: float, vector: Tensor) -> float:
 
 
 def ritz_pairs(diagonal: list[float], beside: list[float]) -> tuple[list[float], Tensor]:
-    """Eigenvalues, smallest first, and eigenvectors [product, value] of the tridiagonal matrix of a Lanczos iteration."""
+    """Eigenvalues, smallest first, and eigenvectors [product, value] of a Lanczos iteration's tridiagonal matrix."""
     tridiagonal = torch.diag(torch.tensor(diagonal, dtype=torch.float64))
     if beside:
         off = torch.tensor(beside, dtype=torch.float64)

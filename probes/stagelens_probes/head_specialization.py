@@ -50,7 +50,10 @@ def coverage(leader: Tensor, n_groups: int, n_here: int | None = None) -> Tensor
 
 
 def coverage_chance(n_heads: int, n_groups: int) -> float:
-    """The mean of `coverage` if each head leads one of the groups at random: n (1 - (1 - 1/n)^heads) / min(heads, n)."""
+    """The mean of `coverage` if each head's leader is one of n groups at random; nan if there are none.
+
+    n (1 - (1 - 1/n)^heads) of the groups are then led by some head.
+    """
     if not n_groups:
         return math.nan
     return n_groups * (1 - (1 - 1 / n_groups) ** n_heads) / min(n_heads, n_groups)

@@ -42,6 +42,11 @@ def attention(pattern: Tensor, visible: Tensor) -> Tensor:
     return normalized(pattern, visible)
 
 
+def in_units(matrix: Tensor) -> Tensor:
+    """`matrix` [..., m, n], each divided by its own largest entry."""
+    return matrix / largest_entry(matrix, (-2, -1))
+
+
 def copying_scores(around: Tensor, w_v: Tensor, w_o: Tensor) -> Tensor:
     """sum(lambda) / sum|lambda| of the eigenvalues of W_E W_V W_O W_U, [head]; 0 where all are 0.
 
@@ -49,7 +54,7 @@ def copying_scores(around: Tensor, w_v: Tensor, w_o: Tensor) -> Tensor:
     zeros, W_V W_O (W_U W_E) has the same eigenvalues, so nothing as large as d_vocab is formed. Each matrix is divided
     by its largest entry, which leaves the ratio as it is: products of tiny numbers would underflow.
     """
-    around, w_v, w_o = (m / largest_entry(m, (-2, -1)) for m in (around, w_v.to(around), w_o.to(around)))
+    around, w_v, w_o = (in_units(matrix.to(around)) for matrix in (around, w_v, w_o))
     circuit = FactoredMatrix(w_v, w_o @ around)
     core: Tensor = circuit.BA.cpu()  # [head, d_head, d_head], with the circuit's eigenvalues
     if not core.isfinite().all():
@@ -60,7 +65,7 @@ def copying_scores(around: Tensor, w_v: Tensor, w_o: Tensor) -> Tensor:
 
 
 def icl_score(losses: Tensor) -> Tensor:
-    """Loss late minus early in the context, [...]: mean of the last quarter of losses [..., position] minus the first."""
+    """Loss late minus early in the context, [...]: mean of the last quarter of [..., position] minus the first."""
     quarter = max(1, losses.shape[-1] // 4)
     return losses[..., -quarter:].mean(-1) - losses[..., :quarter].mean(-1)
 
@@ -171,7 +176,7 @@ def _copying(scene: Scene) -> Reading | Omitted:
     w_e, w_u = named.values()
     if w_u.shape[1] != w_e.shape[0]:
         return Omitted("copying", f"the model's {w_u.shape[1]} outcomes are not its {w_e.shape[0]} tokens")
-    around = wide(w_u) @ wide(w_e)
+    around = in_units(wide(w_u)) @ in_units(wide(w_e))
     scores = [copying_scores(around, v, o) for v, o in zip(*heads.values(), strict=True)]
     return Reading("copying", stack_layers(scores), ("layer", "head"), {"layer": layers(dict.fromkeys(sites))})
 

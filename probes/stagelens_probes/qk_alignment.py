@@ -18,8 +18,8 @@ ROTATED = {KEYS: "attn.hook_rot_k", QUERIES: "attn.hook_rot_q"}  # of models wit
 SIDES = ("key", "query")
 SHARE = 0.9  # a leading subspace explains at least this much
 ROTATED_CHANCE = (
-    "the layers have rotary positions: one rotation turns keys and queries in the same planes, which aligns them beyond "
-    "the chance level of random subspaces"
+    "the layers have rotary positions: one rotation turns keys and queries in the same planes, which aligns them "
+    "beyond the chance level of random subspaces"
 )
 LEAD_KEPT = 0.9  # the last leading component keeps the lead while its variance is at least this much of the largest
 

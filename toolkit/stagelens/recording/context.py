@@ -148,7 +148,7 @@ def causal_keys(n_query: int, n_key: int, window: int | None = None) -> Tensor:
 
 
 def lens_visible_keys(model: Any, layer: int | None, n_query: int, n_key: int) -> Tensor:
-    """bool [query, key]: the keys that TransformerLens, or the model that it bridges, lets a layer's queries attend to."""
+    """bool [query, key]: the keys that a layer's queries attend to, by TransformerLens or the model that it bridges."""
     if getattr(getattr(model, "cfg", None), "attention_dir", "causal") != "causal":
         return torch.ones(n_query, n_key, dtype=torch.bool)
     return causal_keys(n_query, n_key, None if layer is None else _window(model, layer))
@@ -172,7 +172,7 @@ def _window(model: Any, layer: int) -> int | None:
 
 
 def hugging_face_window(config: Any, layer: int) -> int | None:
-    """The window of a layer by a Hugging Face config: `layer_types` (or GPT-Neo's `attention_layers`) name local layers.
+    """The window of a layer by a Hugging Face config, whose `layer_types` or `attention_layers` name the local layers.
 
     A config that names no kinds of layers means all of them, as Mistral's does.
     """
