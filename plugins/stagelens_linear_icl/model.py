@@ -113,6 +113,7 @@ class FullAttention(Attention):
     The blocks that Eq. 2 has not start at zero. With `frozen` they stay there, otherwise they are trained.
     """
 
+    head_parameters = ("W_V", "W_K", "W_Q")
     in_value: Tensor
     in_key: Tensor
 

@@ -29,6 +29,8 @@ def _parts(model: Any) -> tuple[Any, Any]:
 class WindowAttention(nn.Module):
     """First layer under A0: head h sees the k tokens before a response, with scores w^h of their places only."""
 
+    head_parameters = ("w",)
+
     def __init__(self, order: int, heads: int, init_scale: float, generator: torch.Generator) -> None:
         super().__init__()
         self.w = nn.Parameter(init_scale * torch.randn(heads, order, generator=generator))  # [head, i], i from the end
@@ -117,6 +119,8 @@ class SimplifiedTransformer(HookedRootModule):  # type: ignore[misc]
 
 class RelativeAttention(nn.Module):
     """First layer (Eq. 1): scores w^i_(query - key) under a causal mask; the same for every sequence."""
+
+    head_parameters = ("w",)
 
     def __init__(self, length: int, heads: int, init_scale: float, generator: torch.Generator) -> None:
         super().__init__()

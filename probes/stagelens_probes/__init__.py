@@ -14,7 +14,7 @@ PROBES = (
     ProbeRef(
         "head_specialization",
         "whether heads compete for one group of keys or share the groups out",
-        ("mass", "leader", "overlap", "coverage", "phase"),
+        ("mass", "leader", "overlap", "coverage", "coverage_chance", "phase"),
         "stagelens_probes.head_specialization:HeadSpecialization",
     ),
     ProbeRef(
@@ -24,7 +24,7 @@ PROBES = (
             *("prefix_matching", "prefix_matching_error", "prefix_matching_chance"),
             *("previous_token", "previous_token_error", "previous_token_chance"),
             *("duplicate_token", "duplicate_token_error", "duplicate_token_chance"),
-            *("copying", "icl_score"),
+            *("copying", "icl_score", "icl_score_error"),
         ),
         "stagelens_probes.induction:Induction",
         passes="1",
@@ -80,7 +80,7 @@ PROBES = (
         "largest and smallest eigenvalue of the loss Hessian",
         ("largest", "smallest", "residual_largest", "residual_smallest"),
         "stagelens_probes.curvature:Curvature",
-        passes="1, and up to 100 Hessian-vector products",
+        passes="1, and up to 102 Hessian-vector products",
         default=False,
     ),
 )

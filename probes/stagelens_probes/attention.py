@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from stagelens.recording import DoesNotApply, Scene, Site, wide
+from stagelens_probes.positions import as_index, rows_of
 
 PATTERN = "attn.hook_pattern"
 
@@ -84,21 +85,13 @@ def _queries(pattern: Tensor, site: Site, scene: Scene) -> Queries:
     n_query, n_key = pattern.shape[-2:]
     visible = scene.visible(pattern, site.layer)  # [query, key]
     first = n_key - n_query  # with fewer queries than keys, the last query is at the last key
-    read = range(n_key)[scene.queries_at(site)]
     counts = visible.sum(-1).tolist()
-    rows = [q - first for q in read if q >= first and counts[q - first] >= 2]
+    rows = [row for row in rows_of(scene.queries_at(site), n_query, n_key, repr(site.name)) if counts[row] >= 2]
     if not rows:
         raise DoesNotApply(f"no scored query of {site.name!r} sees two keys; its shape is {tuple(pattern.shape)}")
-    chosen = _index(rows, pattern.device)
+    chosen = as_index(rows, pattern.device)
     visible = visible[chosen]
     position = torch.arange(first, n_key, device=pattern.device)[chosen]
     count = visible.sum(-1).to(wide(pattern).dtype)
     lag = position[:, None] - torch.arange(n_key, device=pattern.device)[None, :]  # [query, key]
     return Queries(chosen, visible, position, count.log(), min(0, int(lag[visible].min())))
-
-
-def _index(rows: list[int], device: torch.device) -> slice | Tensor:
-    """`rows` as an index; neighbours as a slice, which copies nothing."""
-    if rows == list(range(rows[0], rows[-1] + 1)):
-        return slice(rows[0], rows[-1] + 1)
-    return torch.tensor(rows, device=device)

@@ -40,6 +40,9 @@ class AttentionSparsity(Probe):
     hooks = (PATTERN,)
     stacks = True
 
+    def applies(self, scene: Scene) -> str | None:
+        return super().applies(scene) or scene.padding()
+
     def reduce(self, activation: Tensor, site: Site, scene: Scene) -> Tensor:
         return layer_sparsity(activation, site, scene)
 

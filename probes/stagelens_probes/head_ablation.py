@@ -64,6 +64,9 @@ class HeadAblation(Probe):
         layer = {"layer": layers(reduced)}
         zeroed = [_changes(scene, site, n_heads, zero) for site, (n_heads, _) in reduced.items()]
         yield Reading("zero", stack_layers(zeroed), ("layer", "head"), layer)
+        if padded := scene.padding():
+            yield Omitted("mean", padded)
+            return
         if all(n_sequences == 1 for _, n_sequences in reduced.values()):
             yield Omitted("mean", ONE_SEQUENCE)
             return

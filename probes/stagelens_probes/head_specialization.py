@@ -49,6 +49,16 @@ def coverage(leader: Tensor, n_groups: int, n_here: int | None = None) -> Tensor
     return led / (possible or torch.nan)
 
 
+def coverage_chance(n_heads: int, n_groups: int) -> float:
+    """The mean of `coverage` if each head's leader is one of n groups at random; nan if there are none.
+
+    n (1 - (1 - 1/n)^heads) of the groups are then led by some head.
+    """
+    if not n_groups:
+        return math.nan
+    return n_groups * (1 - (1 - 1 / n_groups) ** n_heads) / min(n_heads, n_groups)
+
+
 def phase(sparsity: Tensor, shared: Tensor) -> Tensor:
     """Mean sparsity and overlap of a layer's heads -> index into PHASES; nan for a single head."""
     index = torch.where(shared > COMPETITIVE_ABOVE, 1.0, 2.0) * (sparsity >= DIFFUSE_BELOW)
@@ -96,7 +106,7 @@ class HeadSpecialization(Probe):
 
     name = "head_specialization"
     title = "whether heads compete for one group of keys or share the groups out"
-    gives = ("mass", "leader", "overlap", "coverage", "phase")
+    gives = ("mass", "leader", "overlap", "coverage", "coverage_chance", "phase")
     hooks = (PATTERN,)
     stacks = True
 
@@ -104,7 +114,7 @@ class HeadSpecialization(Probe):
         if getattr(getattr(scene.model, "cfg", None), "n_heads", 2) < 2:
             return "the model has one head, and specialization compares heads"
         _check_layers(scene)
-        return super().applies(scene)
+        return super().applies(scene) or scene.padding()
 
     def reduce(self, activation: Tensor, site: Site, scene: Scene) -> tuple[Tensor, Tensor, int]:
         """-> mass [head, group or lag], mean sparsity (a number), and the lowest lag."""
@@ -127,6 +137,7 @@ class HeadSpecialization(Probe):
         shared = [overlap(mass) * (1 if n else torch.nan) for mass, n in zip(masses, named, strict=True)]
         n_groups = len(scene.groups) or len(names)
         covered = [coverage(leader, n_groups, n) for leader, n in zip(leaders, named, strict=True)]
+        by_chance = [coverage_chance(len(leader), n) for leader, n in zip(leaders, named, strict=True)]
         phases = [phase(sparsity, o) for sparsity, o in zip(sparsities, shared, strict=True)]
         layer = {"layer": layers(reduced)}
 
@@ -135,6 +146,7 @@ class HeadSpecialization(Probe):
         yield Reading("leader", leader, ("layer", "head"), layer, labels=tuple(str(name) for name in names))
         yield Reading("overlap", torch.stack(shared), ("layer",), layer)
         yield Reading("coverage", torch.stack(covered), ("layer",), layer)
+        yield Reading("coverage_chance", torch.tensor(by_chance, dtype=torch.float64), ("layer",), layer)
         yield Reading("phase", torch.stack(phases), ("layer",), layer, labels=PHASES)
 
 

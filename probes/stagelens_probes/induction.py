@@ -13,6 +13,7 @@ from stagelens import Probe, Reading
 from stagelens.recording import DoesNotApply, Omitted, Scene, Site, layers, stack_layers, wide
 from stagelens_probes.attention import PATTERN, normalized
 from stagelens_probes.next_token import scored_losses
+from stagelens_probes.norms import largest_entry
 from stagelens_probes.repeats import (
     FEWEST_TOKENS,
     LONGEST,
@@ -41,13 +42,20 @@ def attention(pattern: Tensor, visible: Tensor) -> Tensor:
     return normalized(pattern, visible)
 
 
+def in_units(matrix: Tensor) -> Tensor:
+    """`matrix` [..., m, n], each divided by its own largest entry."""
+    return matrix / largest_entry(matrix, (-2, -1))
+
+
 def copying_scores(around: Tensor, w_v: Tensor, w_o: Tensor) -> Tensor:
     """sum(lambda) / sum|lambda| of the eigenvalues of W_E W_V W_O W_U, [head]; 0 where all are 0.
 
     around = W_U W_E [d_model, d_model], w_v [head, d_model, d_head], w_o [head, d_head, d_model]. Apart from
-    zeros, W_V W_O (W_U W_E) has the same eigenvalues, so nothing as large as d_vocab is formed.
+    zeros, W_V W_O (W_U W_E) has the same eigenvalues, so nothing as large as d_vocab is formed. Each matrix is divided
+    by its largest entry, which leaves the ratio as it is: products of tiny numbers would underflow.
     """
-    circuit = FactoredMatrix(w_v.to(around), w_o.to(around) @ around)
+    around, w_v, w_o = (in_units(matrix.to(around)) for matrix in (around, w_v, w_o))
+    circuit = FactoredMatrix(w_v, w_o @ around)
     core: Tensor = circuit.BA.cpu()  # [head, d_head, d_head], with the circuit's eigenvalues
     if not core.isfinite().all():
         return core.new_full((len(core),), torch.nan)  # LAPACK crashes on nan
@@ -57,9 +65,9 @@ def copying_scores(around: Tensor, w_v: Tensor, w_o: Tensor) -> Tensor:
 
 
 def icl_score(losses: Tensor) -> Tensor:
-    """Loss late minus early in the context: mean of the last quarter of losses [position] minus the first."""
-    quarter = max(1, len(losses) // 4)
-    return losses[-quarter:].mean() - losses[:quarter].mean()
+    """Loss late minus early in the context, [...]: mean of the last quarter of [..., position] minus the first."""
+    quarter = max(1, losses.shape[-1] // 4)
+    return losses[..., -quarter:].mean(-1) - losses[..., :quarter].mean(-1)
 
 
 class Induction(Probe):
@@ -67,7 +75,10 @@ class Induction(Probe):
 
     name = "induction"
     title = "prefix matching, previous-token and duplicate-token attention, and copying, per head"
-    gives = (*(f"{score}{part}" for score in SCORES for part in ("", "_error", "_chance")), "copying", "icl_score")
+    gives = (
+        *(f"{score}{part}" for score in SCORES for part in ("", "_error", "_chance")),
+        *("copying", "icl_score", "icl_score_error"),
+    )
     passes = "1"
 
     def __init__(self, seed: int = 0) -> None:
@@ -91,14 +102,17 @@ class Induction(Probe):
         return self._repeats if parameter is None else self._repeats.to(parameter.device)
 
     def readings(self, reduced: Any, scene: Scene) -> Iterable[Reading | Omitted]:  # noqa: ARG002
-        if reason := _too_small(scene):
-            yield from (Omitted(name, reason) for name in SCORES)
-        else:
+        try:
             yield from self._scores(scene)
+        except DoesNotApply as reason:
+            yield from (Omitted(name, str(reason)) for name in SCORES)
         yield _copying(scene)
-        yield _icl_score(scene)
+        yield from _icl_score(scene)
 
     def _scores(self, scene: Scene) -> Iterable[Reading]:
+        """The scores of the pass over repeated tokens; raises DoesNotApply before the first, or not at all."""
+        if reason := _too_small(scene):
+            raise DoesNotApply(reason)
         found = self._attention(self.repeats(scene), scene)
         coords = {"layer": layers(found)}
         mean, error = (stack_layers([parts[i] for parts in found.values()]) for i in (0, 1))  # [layer, head, score]
@@ -162,20 +176,28 @@ def _copying(scene: Scene) -> Reading | Omitted:
     w_e, w_u = named.values()
     if w_u.shape[1] != w_e.shape[0]:
         return Omitted("copying", f"the model's {w_u.shape[1]} outcomes are not its {w_e.shape[0]} tokens")
-    around = wide(w_u) @ wide(w_e)
+    around = in_units(wide(w_u)) @ in_units(wide(w_e))
     scores = [copying_scores(around, v, o) for v, o in zip(*heads.values(), strict=True)]
     return Reading("copying", stack_layers(scores), ("layer", "head"), {"layer": layers(dict.fromkeys(sites))})
 
 
-def _icl_score(scene: Scene) -> Reading | Omitted:
-    """`icl_score` of the positions that the task scores; omitted if they are few, or no next tokens are predicted."""
+def _icl_score(scene: Scene) -> Iterable[Reading | Omitted]:
+    """`icl_score` of the positions that the task scores, and its error over sequences.
+
+    Omitted if the positions are few, or no next tokens are predicted; the error also of a single sequence.
+    """
     try:
         positions, losses = scored_losses(scene)
-    except DoesNotApply as reason:
-        return Omitted("icl_score", str(reason))
+    except DoesNotApply as error:
+        yield Omitted("icl_score", str(error))
+        return
     if len(positions) < FEWEST_POSITIONS:
         scored = f"the task scores {len(positions)} position{'s' * (len(positions) > 1)}"
-        return Omitted(
-            "icl_score", f"{scored}, and at least {FEWEST_POSITIONS} are needed to compare late with early ones"
-        )
-    return Reading("icl_score", icl_score(losses))
+        reason = f"{scored}, and at least {FEWEST_POSITIONS} are needed to compare late with early ones"
+        yield Omitted("icl_score", reason)
+        return
+    yield Reading("icl_score", icl_score(losses.mean(0)))
+    if len(losses) > 1:
+        yield Reading("icl_score_error", mean_and_error(icl_score(losses))[1])
+    else:
+        yield Omitted("icl_score_error", "the batch is one sequence: there is no spread over sequences")

@@ -11,6 +11,7 @@ from torch import Tensor
 from stagelens import Probe, Reading
 from stagelens.base import UsageError
 from stagelens.recording import DoesNotApply, Reduced, Scene, wide
+from stagelens_probes.positions import as_index, rows_of
 
 MOST_KEPT = 2**20  # numbers of a reference predictor's answer
 
@@ -32,7 +33,7 @@ class KLToReferences(Probe):
     gives = ("kl",)
 
     def applies(self, scene: Scene) -> str | None:
-        return None if scene.references else "the task names no reference predictors"
+        return scene.padding() if scene.references else "the task names no reference predictors"
 
     def readings(self, reduced: Reduced, scene: Scene) -> Iterable[Reading]:  # noqa: ARG002
         if not isinstance(scene.output, Tensor) or scene.output.ndim < 2:
@@ -89,4 +90,7 @@ def reference(name: str, predict: Callable[[Any], Tensor], scene: Scene) -> Tens
 
 def scored(output: Tensor, scene: Scene) -> Tensor:
     """The positions of `output` [batch, position, outcome] that the task scores; all of [batch, outcome]."""
-    return output[:, scene.queries] if output.ndim > 2 else output
+    if output.ndim < 3:
+        return output
+    rows = rows_of(scene.queries, output.shape[1], scene.n_inputs, "the output")
+    return output[:, as_index(rows, output.device)]

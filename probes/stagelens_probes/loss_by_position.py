@@ -21,4 +21,4 @@ class LossByPosition(Probe):
 
     def readings(self, reduced: Reduced, scene: Scene) -> Iterable[Reading]:  # noqa: ARG002
         positions, losses = scored_losses(scene)
-        yield Reading("loss", losses, ("position",), {"position": positions})
+        yield Reading("loss", losses.mean(0), ("position",), {"position": positions})

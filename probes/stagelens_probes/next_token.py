@@ -12,6 +12,7 @@ from torch.nn.functional import cross_entropy
 
 from stagelens.recording import DoesNotApply, Scene, wide
 from stagelens_probes.attention import is_causal
+from stagelens_probes.positions import rows_of
 
 AGREE = {torch.float64: 1e-6, torch.float32: 1e-4}  # relative; 2e-2 in half precision
 
@@ -35,7 +36,7 @@ def no_next_token(scene: Scene) -> str | None:
         return "the model is bidirectional: it sees the token it would have to predict"
     if scene.random_batch:
         return "the batch is random tokens, whose next token nothing predicts; give a batch of real text"
-    return None
+    return scene.padding()
 
 
 def no_logits(scene: Scene, tokens: Tensor) -> str | None:
@@ -54,10 +55,10 @@ def no_logits(scene: Scene, tokens: Tensor) -> str | None:
 
 
 def scored_losses(scene: Scene) -> tuple[list[int], Tensor]:
-    """The scored positions t of the batch that have a next token, and the loss at each; raises DoesNotApply.
+    """The scored positions t of the batch that have a next token, and the losses there; raises DoesNotApply.
 
-    The losses [position] are means over the batch of -log p(token t + 1 | tokens to t) in nats. Their mean is the
-    loss that the recorder records: if it is not, the tokens were paired with the wrong logits, and nothing is given.
+    The losses [batch, position] are -log p(token t + 1 | tokens to t) in nats. Their mean is the loss that the
+    recorder records: if it is not, the tokens were paired with the wrong logits, and nothing is given.
     """
     return scene.once(scene.output, "next-token losses", lambda: _scored_losses(scene))
 
@@ -70,12 +71,13 @@ def _scored_losses(scene: Scene) -> tuple[list[int], Tensor]:
     n_logits, n_tokens = scene.output.shape[1], tokens.shape[1]
     n_inputs = n_tokens if n_logits == n_tokens else n_tokens - 1  # fewer logits belong to the last inputs
     first = n_inputs - n_logits
-    positions = [t for t in range(n_inputs)[scene.queries] if first <= t < n_tokens - 1]
+    rows = rows_of(scene.queries, n_logits, n_inputs, "the output")
+    positions = [row + first for row in rows if row + first < n_tokens - 1]
     if not positions:
         raise DoesNotApply("no scored position has a next token in the batch")
     logits = wide(scene.output[:, [t - first for t in positions]])  # [batch, position, token]
     targets = tokens[:, [t + 1 for t in positions]].long()
-    losses = cross_entropy(logits.transpose(1, 2), targets, reduction="none").mean(0)
+    losses = cross_entropy(logits.transpose(1, 2), targets, reduction="none")
     if scene.loss is not None:
         _compare(losses.mean(), scene.loss, scene.output.dtype)
     return positions, losses

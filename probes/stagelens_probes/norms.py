@@ -24,10 +24,15 @@ def row_norms(tensor: Tensor) -> Tensor:
     rows = wide(tensor).flatten(1)
     if not rows.shape[1]:
         return rows.new_zeros(len(rows))
-    largest = vector_norm(rows, torch.inf, dim=1, keepdim=True)  # [row, 1]
-    scale = torch.where((largest > 0) & largest.isfinite(), largest, 1.0)
+    scale = largest_entry(rows, (1,))  # [row, 1]
     sizes: Tensor = vector_norm(rows / scale, dim=1) * scale[:, 0]
     return sizes
+
+
+def largest_entry(tensor: Tensor, dim: tuple[int, ...]) -> Tensor:
+    """The largest |entry| over `dim`, which is kept with size 1, to divide by; 1 if it is 0 or not finite."""
+    largest = vector_norm(tensor, torch.inf, dim=dim, keepdim=True)
+    return torch.where((largest > 0) & largest.isfinite(), largest, 1.0)
 
 
 def joint_norm(norms: Iterable[Tensor]) -> Tensor:

@@ -9,21 +9,29 @@ import torch
 from torch import Tensor
 
 from stagelens import Probe, Reading
-from stagelens.recording import Reduced, Scene, Site, layers, stack_layers, wide
+from stagelens.recording import DoesNotApply, Omitted, Reduced, Scene, Site, layers, stack_layers, wide
+from stagelens_probes.norms import largest_entry
+from stagelens_probes.positions import as_index, rows_of
 
 KEYS, QUERIES = "attn.hook_k", "attn.hook_q"
 ROTATED = {KEYS: "attn.hook_rot_k", QUERIES: "attn.hook_rot_q"}  # of models with rotary positions
 SIDES = ("key", "query")
 SHARE = 0.9  # a leading subspace explains at least this much
+ROTATED_CHANCE = (
+    "the layers have rotary positions: one rotation turns keys and queries in the same planes, which aligns them "
+    "beyond the chance level of random subspaces"
+)
 LEAD_KEPT = 0.9  # the last leading component keeps the lead while its variance is at least this much of the largest
 
 
 def second_moment(activation: Tensor) -> Tensor:
     """Mean of x x^T over batch and positions: [batch, position, head, d_head] -> [head, d_head, d_head].
 
-    Not centered: scores are inner products of the vectors themselves, and without a softmax nothing cancels.
+    Not centered: scores are inner products of the vectors themselves, and without a softmax nothing cancels. In units
+    of each head's largest entry: the square of 1e-23 is 0 in float32, and the readings are ratios.
     """
     x = wide(activation).flatten(0, 1).permute(1, 2, 0).contiguous()  # [head, d_head, sample]
+    x = x / largest_entry(x, (1, 2))
     return x @ x.mT / x.shape[2]
 
 
@@ -76,6 +84,16 @@ def in_the_scores(reduced: Reduced, hook: str) -> dict[Site, Tensor]:
     }
 
 
+def check_rotation(reduced: Reduced, scene: Scene) -> None:
+    """Raises DoesNotApply if the model has hooks of rotated keys or queries that it does not call."""
+    for hook in ROTATED.values():
+        if silent := [site.name for site in scene.sites(hook) if site not in reduced]:
+            raise DoesNotApply(
+                f"the model has the hook {silent[0]!r} and does not call it: the rotated keys and queries, which enter "
+                "the scores, cannot be read"
+            )
+
+
 def leading_component(variances: Tensor, components: Tensor, before: Tensor | None) -> Tensor:
     """The leading component [..., d]; its sign and the choice between near equals follow `before` [..., d].
 
@@ -105,15 +123,17 @@ class QKAlignment(Probe):
 
     def applies(self, scene: Scene) -> str | None:
         missing = [hook for hook in (KEYS, QUERIES) if not scene.sites(hook)]
-        return f"the model has no hook {missing[0]!r}" if missing else None
+        return f"the model has no hook {missing[0]!r}" if missing else scene.padding()
 
     def reduce(self, activation: Tensor, site: Site, scene: Scene) -> Tensor:
         """[head, d_head, d_head]; of the queries, those of `Scene.queries_at`."""
-        if site.hook in (QUERIES, ROTATED[QUERIES]) and activation.shape[1] > 1:
-            activation = activation[:, scene.queries_at(site)]
+        if site.hook in (QUERIES, ROTATED[QUERIES]):
+            rows = rows_of(scene.queries_at(site), activation.shape[1], scene.n_inputs, repr(site.name))
+            activation = activation[:, as_index(rows, activation.device)]
         return second_moment(activation).cpu().double()  # not every device has eigh, nor double precision
 
-    def readings(self, reduced: Reduced, scene: Scene) -> Iterable[Reading]:
+    def readings(self, reduced: Reduced, scene: Scene) -> Iterable[Reading | Omitted]:
+        check_rotation(reduced, scene)
         keys, queries = (in_the_scores(reduced, hook) for hook in (KEYS, QUERIES))
         measures = [
             self._layer(str(index), key, query)
@@ -128,6 +148,9 @@ class QKAlignment(Probe):
             "leading": ("layer", "head", "side", "d_head"),
         }
         coords: dict[str, Sequence[Any]] = {"layer": layers(keys), "side": SIDES}
+        if any(site.hook in ROTATED.values() for site in reduced):
+            del dims["key_query_chance"]
+            yield Omitted("key_query_chance", ROTATED_CHANCE)
         for name, named in dims.items():
             values = stack_layers([measure[name] for measure in measures])
             yield Reading(name, values, named, {dim: coords[dim] for dim in named if dim in coords})
@@ -148,16 +171,18 @@ class QKAlignment(Probe):
             key = key.repeat_interleave(len(query) // len(key), dim=0)
         variances, components = principal_components(torch.stack([key, query], dim=1))  # [head, side, component, (d)]
         explained = shares(variances)
-        there = explained.sum(-1) > 0  # [head, side]; vectors that are all 0 have no direction
+        total = explained.sum(-1)
+        there = torch.where(total.isnan(), torch.nan, (total > 0).double())  # [head, side]; 0: all vectors are 0
+        both = there.prod(-1)  # [head]
         rank = leading_rank(explained).amin(-1)  # [head]
         leading = leading_component(variances, components, self.state.get(label))  # [head, side, d_head]
         self.state[label] = leading
         return {
             "explained": explained,
             "effective_rank": effective_rank(explained),
-            "rank": (rank * there.all(-1)).double(),
-            "key_query": subspace_alignment(components[:, 0], components[:, 1], rank) * there.all(-1),
-            "key_query_chance": (rank * there.all(-1)).double() / components.shape[-1],
+            "rank": rank * both,
+            "key_query": subspace_alignment(components[:, 0], components[:, 1], rank) * both,
+            "key_query_chance": rank * both / components.shape[-1],
             "leading": leading * there[..., None],
         }
 

@@ -11,19 +11,25 @@ from stagelens import Probe, Reading
 from stagelens.recording import Omitted, Reduced, Scene
 from stagelens_probes.norms import norm, row_norms
 
-HEAD_PARAMETERS = {"W_Q", "W_K", "W_V", "W_O", "b_Q", "b_K", "b_V"}  # TransformerLens' names
+HEAD_WEIGHTS = {"W_Q", "W_K", "W_V", "W_O"}  # TransformerLens' names, [head, d_model, d_head] or the like
+HEAD_BIASES = {"b_Q", "b_K", "b_V"}  # [head, d_head]
 
 
 def has_heads(name: str, parameter: Tensor, scene: Scene) -> bool:
-    """Whether the first dimension of `parameter` is the head.
+    """Whether the first dimension of `parameter` is the head: it has `cfg.n_heads` rows, and its module says so.
 
-    It is one of TransformerLens' per-head parameters, or it stands beside an attention pattern's hook, and it
-    has a row per head.
+    A module says so in `head_parameters`, the names of these parameters. Of other modules they are TransformerLens'
+    biases, and what has three dimensions or more under TransformerLens' names or next to an attention pattern's hook: a
+    matrix may have as many rows as there are heads by chance.
     """
     owner, _, last = name.rpartition(".")
-    n_heads = getattr(getattr(scene.model, "cfg", None), "n_heads", None)
-    in_attention = last in HEAD_PARAMETERS or f"{owner}.hook_pattern" in scene.model.hook_dict
-    return in_attention and parameter.ndim >= 2 and parameter.shape[0] == n_heads
+    if parameter.ndim < 2 or parameter.shape[0] != getattr(getattr(scene.model, "cfg", None), "n_heads", None):
+        return False
+    declared = getattr(scene.model.get_submodule(owner), "head_parameters", None)
+    if declared is not None:
+        return last in declared
+    in_attention = last in HEAD_WEIGHTS or f"{owner}.hook_pattern" in scene.model.hook_dict
+    return last in HEAD_BIASES or (in_attention and parameter.ndim >= 3)
 
 
 class WeightNorms(Probe):

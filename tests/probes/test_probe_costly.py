@@ -235,6 +235,27 @@ def test_lanczos_agrees_with_scipy(n):
     np.testing.assert_allclose([ends.smallest, ends.largest], expected[[0, -1]], rtol=2e-3)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("n", [2, 40, 300])
+def test_residuals_are_those_of_unit_vectors(n, dtype):
+    """The iteration's own estimate is 0 if the space is exhausted, whatever the rounding."""
+    matrix = torch.randn(n, n, dtype=torch.float64, generator=torch.Generator().manual_seed(n)).to(dtype)
+    matrix, asked = matrix + matrix.T, []
+
+    def operator(v):
+        asked.append(v)
+        return matrix @ v
+
+    ends = extreme_eigenvalues(operator, torch.ones(n, dtype=dtype))
+    eigenvalues = np.linalg.eigvalsh(matrix.double().numpy())
+    last = zip(asked[-2:], (ends.largest, ends.smallest), (ends.residual_largest, ends.residual_smallest), strict=True)
+    for v, value, residual in last:
+        assert v.norm().item() == pytest.approx(1, abs=1e-5)
+        assert residual == pytest.approx((matrix @ v - value * v).norm().item(), rel=1e-5) and residual > 0
+        true = (matrix.double() @ v.double() - value * v.double()).norm().item() / v.double().norm().item()
+        assert np.abs(eigenvalues - value).min() <= true * (1 + 1e-9)
+
+
 def test_lanczos_ends_where_the_operator_does():
     zero = extreme_eigenvalues(torch.zeros_like, torch.ones(5))
     assert (zero.largest, zero.smallest) == (0, 0)

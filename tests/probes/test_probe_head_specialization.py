@@ -9,7 +9,7 @@ from scipy.spatial.distance import jensenshannon
 
 import stagelens as sl
 from kit.probe_models import PATTERN, Written, measured, refusal, tokens, transformer, written_pattern
-from stagelens_probes.head_specialization import coverage, overlap
+from stagelens_probes.head_specialization import coverage, coverage_chance, overlap
 
 GROUPS = {"recent": sl.Group(offsets=(0, 1)), "first": sl.Group(positions=(0,))}
 DIFFUSE, COMPETITIVE, COOPERATIVE = 0, 1, 2
@@ -189,3 +189,19 @@ def test_lags_to_the_right_follow_from_the_mask_and_not_from_the_config():
 def test_one_head_cannot_be_compared():
     assert "one head" in refusal(transformer(n_heads=1), "head_specialization", tokens())
     assert "one head" in refusal(written_pattern([[1.0, 0], [0.5, 0.5]]), "head_specialization")
+
+
+@pytest.mark.parametrize(("n_heads", "n_groups"), [(2, 2), (2, 5), (4, 3), (8, 8), (3, 1)])
+def test_the_chance_level_of_coverage_is_that_of_heads_that_choose_a_group_at_random(n_heads, n_groups):
+    leaders = torch.randint(n_groups, (4000, n_heads), generator=torch.Generator().manual_seed(0))
+    drawn = torch.stack([coverage(leader, n_groups) for leader in leaders])
+    error = drawn.std().item() / 4000**0.5
+    assert coverage_chance(n_heads, n_groups) == pytest.approx(drawn.mean().item(), abs=4 * error + 1e-6)
+
+
+def test_the_chance_level_is_recorded_by_layer_for_the_groups_that_name_it():
+    groups = {"a": sl.Group(offsets=(0,)), "b": sl.Group(offsets=(1,)), "c": sl.Group(offsets=(2,), layers=(1,))}
+    found = measured(transformer(), "head_specialization", tokens(), groups=groups)["coverage_chance"]
+    np.testing.assert_allclose(found, [2 * (1 - 0.5**3) / 2, 3 * (1 - (2 / 3) ** 3) / 3])
+    lags = measured(transformer(), "head_specialization", tokens())["coverage_chance"]
+    np.testing.assert_allclose(lags, 10 * (1 - 0.9**3) / 3)

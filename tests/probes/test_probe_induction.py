@@ -23,7 +23,7 @@ from kit.probe_models import (
 )
 from stagelens.experiments.batches import eval_batch
 from stagelens.experiments.config import make_config
-from stagelens_markov.tasks import Full
+from stagelens_markov.tasks import Full, Minimal
 from stagelens_probes.induction import Induction, copying_scores, icl_score
 from stagelens_probes.repeats import repeated_tokens
 
@@ -183,7 +183,7 @@ def test_chance_of_a_bidirectional_model_is_one_key_of_all():
 def test_a_model_too_small_for_two_lengths_still_has_the_other_readings(n_ctx, d_vocab, says):
     batch = tokens(length=5, d_vocab=d_vocab)
     given, omitted = omissions(transformer(n_ctx=n_ctx, d_vocab=d_vocab), "induction", batch)
-    assert given == {"copying", "icl_score"} and set(omitted) == set(SCORES)
+    assert given == {"copying", "icl_score", "icl_score_error"} and set(omitted) == set(SCORES)
     assert all(says in reason for reason in omitted.values())
 
 
@@ -323,10 +323,11 @@ def test_it_says_why_not():
     assert "no vocabulary" in refusal(PositionalToy(), "induction", torch.randn(2, 6, 4))
     assert "hook_pattern" in refusal(Written({}, d_vocab=5, n_ctx=8), "induction")
     fixed = Written({PATTERN: torch.eye(5)[None, None]}, d_vocab=9, n_ctx=8)
-    assert "(1, 1, 5, 5) on 8 tokens" in refusal(fixed, "induction")
+    _, omitted = omissions(fixed, "induction")
+    assert all("(1, 1, 5, 5) on 8 tokens" in omitted[score] for score in SCORES)
 
 
-def test_a_model_that_cannot_run_on_such_tokens_is_skipped_with_its_own_message():
+def test_a_model_that_cannot_run_on_such_tokens_omits_the_scores_with_its_own_message():
     class Fixed(Written):
         def forward(self, batch):
             if isinstance(batch, torch.Tensor):
@@ -334,7 +335,53 @@ def test_a_model_that_cannot_run_on_such_tokens_is_skipped_with_its_own_message(
             return super().forward(batch)
 
     model = Fixed({PATTERN: torch.eye(5)[None, None]}, d_vocab=9, n_ctx=8)
-    assert "five positions, please" in refusal(model, "induction")
+    _, omitted = omissions(model, "induction")
+    assert all("five positions, please" in omitted[score] for score in SCORES)
+
+
+def test_a_model_with_fewer_queries_than_keys_still_has_an_icl_score():
+    task = Minimal(make_config(Minimal.Config, Minimal.presets, "quick", ["eval_size=64"]), 0)
+    model, batch = task.build_model(), eval_batch(task)
+    for parameter in model.parameters():
+        parameter.data += torch.randn(parameter.shape, generator=torch.Generator().manual_seed(0))
+    recorder = sl.Recorder(model, probes=["induction"], batch=batch, task=task)
+    recorder.measure(0)
+    assert not recorder.problems and all("are needed" in recorder.skipped[f"induction/{s}"] for s in SCORES)
+    with torch.no_grad():
+        logits = model(batch[:, :-1]).double().log_softmax(-1)
+    losses = -logits.gather(-1, batch[:, -logits.shape[1] :, None])[..., 0]  # [sequence, position]
+    quarter = losses.shape[1] // 4
+    scores = (losses[:, -quarter:].mean(1) - losses[:, :quarter].mean(1)).numpy()
+    assert recorder.timeline["induction/icl_score"].item() == pytest.approx(scores.mean(), rel=1e-4, abs=1e-6)
+    error = scores.std(ddof=1) / len(scores) ** 0.5
+    assert recorder.timeline["induction/icl_score_error"].item() == pytest.approx(error, rel=1e-4)
+
+
+def test_the_error_of_icl_score_is_that_over_sequences(model):
+    batch = tokens(6, 20, V)
+    found = measured(model, "induction", batch)
+    single = [measured(model, "induction", row[None])["icl_score"] for row in batch]
+    assert found["icl_score"] == pytest.approx(np.mean(single), rel=1e-4, abs=1e-5)
+    assert found["icl_score_error"] == pytest.approx(np.std(single, ddof=1) / 6**0.5, rel=1e-3)
+
+
+def test_one_sequence_has_no_error():
+    given, omitted = omissions(transformer(), "induction", tokens(1))
+    assert "icl_score" in given and "one sequence" in omitted["icl_score_error"]
+
+
+@pytest.mark.parametrize("scale", [1e-23, 1e-30, 1e4])
+def test_copying_does_not_depend_on_the_size_of_the_weights(scale):
+    plain, scaled = transformer(), transformer()
+    with torch.no_grad():
+        for block in scaled.blocks:
+            block.attn.W_V *= scale
+            block.attn.W_O *= scale
+        scaled.embed.W_E *= scale
+        scaled.unembed.W_U *= scale
+    expected, found = (measured(model, "induction", tokens())["copying"] for model in (plain, scaled))
+    np.testing.assert_allclose(found, expected, atol=1e-4)
+    assert (np.abs(found) > 1e-2).any()
 
 
 def test_another_seed_draws_other_tokens():

@@ -125,3 +125,36 @@ def test_every_probe_runs_under_autocast_and_agrees_with_float32(name):
             np.testing.assert_allclose(
                 reading.array(), single[reading.name], rtol=0.05, atol=0.02, err_msg=reading.name
             )
+
+
+class Measured(Everything):
+    """A task whose metric is its loss, computed from the output that it is given."""
+
+    def metrics(self, output, batch):
+        return {
+            "of_the_output": torch.nn.functional.cross_entropy(output[:, :-1].flatten(0, 1), batch[:, 1:].flatten())
+        }
+
+
+@halves
+def test_metrics_and_further_outputs_are_not_rounded_again(dtype):
+    """Logits in half precision make a loss in half precision, unless they are widened first."""
+    model, batch, further = transformer(init_scale=2.0), tokens(40), []
+
+    class Further(Probe):
+        name = "further"
+
+        def readings(self, reduced, scene):
+            further.append(scene.output_of(batch))
+            yield sl.Reading("mean", further[-1].mean())
+
+    with torch.autocast("cpu", dtype):
+        recorder = sl.Recorder(model, [Further], batch, task=Measured(sl.TaskConfig()))
+        recorder.measure(0)
+        with torch.no_grad():
+            logits = model(batch)
+    assert not recorder.problems and logits.dtype == dtype and further[0].dtype == torch.float32
+    torch.testing.assert_close(further[0], logits.float(), rtol=0, atol=0)
+    exact = torch.nn.functional.cross_entropy(logits.double()[:, :-1].flatten(0, 1), batch[:, 1:].flatten())
+    assert recorder.timeline["of_the_output"].item() == pytest.approx(exact.item(), rel=1e-6)
+    assert float(exact.to(dtype)) != pytest.approx(exact.item(), rel=1e-6)

@@ -8,7 +8,7 @@ import torch
 from scipy.linalg import subspace_angles
 
 import stagelens as sl
-from kit.probe_models import Written, lens_model, measured, refusal, tokens, transformer, written_pattern
+from kit.probe_models import Written, lens_model, measured, omissions, refusal, tokens, transformer, written_pattern
 from stagelens_probes.qk_alignment import leading_component, leading_rank
 
 K, Q = "blocks.0.attn.hook_k", "blocks.0.attn.hook_q"
@@ -173,8 +173,9 @@ def test_a_rotated_part_of_a_key_is_not_the_key():
     part = {"blocks.0.attn.hook_rot_k": draw(1, 7, 1, 2), "blocks.0.attn.hook_rot_q": draw(1, 7, 2, 2)}
     whole, with_part = ({K: keys, Q: queries}, {K: keys, Q: queries} | part)
     before, after = (measured(Written(layer), "qk_alignment") for layer in (whole, with_part))
-    for name, values in before.items():
-        np.testing.assert_array_equal(after[name], values)
+    assert set(before) - set(after) == {"key_query_chance"}
+    for name, values in after.items():
+        np.testing.assert_array_equal(values, before[name])
 
 
 @pytest.mark.parametrize(("d_head", "rank"), [(8, 2), (8, 6), (16, 15)])
@@ -206,3 +207,54 @@ def test_a_direction_of_the_wrong_size_is_named():
     recorder = sl.Recorder(transformer(), probes=["qk_alignment"], batch=tokens(), directions={"up": torch.ones(99)})
     recorder.measure(0)
     assert "'up'" in recorder.problems["qk_alignment"] and "(99,)" in recorder.problems["qk_alignment"]
+
+
+@pytest.mark.parametrize("scale", [1e-30, 1e-22, 1e-12, 1e19, 1e30])
+@pytest.mark.parametrize("d_head", [2, 5])
+def test_tiny_and_huge_keys_and_queries_have_the_ratios_of_others(scale, d_head):
+    """In float32 the square of 1e-23 is 0, and that of 1e20 infinite. One head of each layer has another size."""
+    keys, queries = (draw(3, 20, 2, d_head, seed=seed).float() for seed in (0, 1))
+    sizes = torch.tensor([1.0, scale])[:, None]
+    plain = measured(Written({K: keys, Q: queries}), "qk_alignment")
+    found = measured(Written({K: keys * sizes, Q: queries * sizes}), "qk_alignment")
+    for name, values in plain.items():
+        np.testing.assert_allclose(found[name], values, atol=1e-5, err_msg=name)
+
+
+@pytest.mark.parametrize("wrong", [torch.inf, torch.nan])
+def test_keys_that_are_not_finite_have_readings_that_are_nan(wrong):
+    keys, queries = draw(1, 20, 2, 4), draw(1, 20, 2, 4, seed=1)
+    keys[0, 3, 1, 0] = wrong
+    recorder = sl.Recorder(Written({K: keys, Q: queries}), probes=["qk_alignment"], batch=0)
+    found = {r.name.partition("/")[2]: r.array()[0] for r in recorder.measure(0)}  # [head, ...]
+    for name, values in found.items():
+        assert np.isfinite(values[0]).all() and np.isnan(values[1]).any(), name
+
+
+@pytest.mark.parametrize("d_head", [4, 16])
+def test_one_rotation_aligns_keys_and_queries_beyond_chance_so_none_is_given(d_head):
+    stream = torch.Generator().manual_seed(0)
+    model = lens_model(n_heads=12, d_head=d_head, positional_embedding_type="rotary", rotary_dim=d_head, n_layers=1)
+    for parameter in model.parameters():
+        parameter.data = torch.randn(parameter.shape, generator=stream)
+    batch = tokens(5).clamp(max=1)  # two directions of keys in a head, before rotation
+    given, omitted = omissions(model, "qk_alignment", batch)
+    assert "rotary positions" in omitted["key_query_chance"] and "key_query" in given
+    found = measured(model, "qk_alignment", batch)
+    beyond = found["key_query"] - found["rank"] / d_head
+    assert beyond.mean() > 3 * beyond.std() / 12**0.5
+
+
+@pytest.mark.parametrize("scored", [slice(3, None), slice(None, 6), slice(-2, None), slice(2, 7, 2)], ids=str)
+@pytest.mark.parametrize("n_query", [1, 4, 6, 8])
+def test_fewer_queries_than_inputs_are_those_of_the_last_inputs(scored, n_query):
+    keys, queries = draw(8, 3), draw(n_query, 3, seed=1)
+    recorder = sl.Recorder(written(keys, queries), probes=["qk_alignment"], batch=torch.zeros(1, 8))
+    recorder.scene.queries = scored
+    readings = recorder.measure(0)
+    rows = [t - (8 - n_query) for t in range(8)[scored] if t >= 8 - n_query]
+    if rows:
+        expected = ratios(queries[rows])
+        np.testing.assert_allclose(readings[0].values[0, 0, 1, : len(expected)], expected, atol=1e-12)
+    else:
+        assert f"the last {n_query} of 8 positions, and the task scores none" in recorder.skipped["qk_alignment"]

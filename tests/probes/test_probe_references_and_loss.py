@@ -162,29 +162,19 @@ def last_positions(model, batch):
     return next_token_loss(model, batch[:, 3:])
 
 
-def without_padding(model, batch):
-    logits = model(batch["input_ids"])[:, :-1].log_softmax(-1)
-    losses = -logits.gather(-1, batch["input_ids"][:, 1:, None])[..., 0]
-    return losses[batch["attention_mask"][:, :-1]].mean()
-
-
 def smoothed(model, batch):
     logits = model(batch)[:, :-1].flatten(0, 1)
     return torch.nn.functional.cross_entropy(logits, batch[:, 1:].flatten(), label_smoothing=0.1)
-
-
-PADDED = {"input_ids": tokens(), "attention_mask": torch.arange(10).expand(5, 10) >= torch.arange(5)[:, None]}
 
 
 @pytest.mark.parametrize(
     ("loss", "batch"),
     [
         (part_of_the_positions, tokens()),
-        (without_padding, PADDED),
         (smoothed, tokens()),
         (lambda model, batch: next_token_loss(model, batch) + 0.01 * model.W_E.square().sum(), tokens()),
     ],
-    ids=["a part of the positions", "left padding", "smoothed", "with weight decay"],
+    ids=["a part of the positions", "smoothed", "with weight decay"],
 )
 @pytest.mark.parametrize("seed", range(2))
 def test_loss_by_position_and_icl_score_are_skipped_if_the_loss_is_made_otherwise(loss, batch, seed):
@@ -247,3 +237,58 @@ def test_loss_by_position_says_why_not():
     assert "3 outcomes" in refused(transformer(d_out=3), tokens())
     only_loss = lambda model, batch: model(batch, return_type="loss")  # noqa: E731
     assert "not logits" in refused(transformer(), tokens(), loss=only_loss)
+
+
+@pytest.mark.parametrize("scored", [slice(3, None), slice(None, 6), slice(-2, None), slice(2, 7, 2)], ids=str)
+@pytest.mark.parametrize("n_output", [1, 4, 6])
+def test_an_output_with_fewer_positions_is_that_of_the_last_inputs(scored, n_output):
+    """Also if the model reads all tokens but the last, and whatever the task scores."""
+    output, reference = LOGITS[:, :n_output], REFERENCE[:, :n_output]
+    model, batch = Written({}, output), torch.zeros(4, 9)
+    loss = lambda model, batch: model(batch[:, :-1]).sum()  # noqa: E731
+    recorder = sl.Recorder(model, ["kl_to_references"], batch, loss=loss, references={"f": lambda batch: reference})
+    recorder.scene.queries = scored
+    recorder.measure(0)
+    rows = [t - (8 - n_output) for t in range(8)[scored] if t >= 8 - n_output]
+    assert not recorder.problems
+    if rows:
+        logits = output[:, rows].log_softmax(-1)
+        expected = kl_div(logits, reference[:, rows], log_target=True, reduction="none").sum(-1).mean()
+        assert recorder.timeline["kl_to_references/kl"].item() == pytest.approx(expected.item())
+    else:
+        assert "the task scores none of them" in recorder.skipped["kl_to_references"]
+
+
+def padded(left):
+    """A batch whose sequences have 10, 9, 8, 7 and 6 tokens."""
+    there = torch.arange(10).expand(5, 10) >= torch.arange(5)[:, None]
+    return {"input_ids": tokens(), "attention_mask": (there if left else there.flip(-1)).long()}
+
+
+def loss_of_all(model, batch):
+    return next_token_loss(model, batch["input_ids"])
+
+
+@pytest.mark.parametrize("left", [True, False])
+def test_probes_that_average_over_positions_refuse_a_padded_batch(left):
+    batch, references = padded(left), {"f": lambda batch: torch.zeros(5, 10, 11).log_softmax(-1)}
+    recorder = sl.Recorder(transformer(), None, batch, loss=loss_of_all, references=references)
+    recorder.measure(0)
+    refused = {"attention_sparsity", "head_specialization", "qk_alignment", "kl_to_references", "loss_by_position"}
+    assert not recorder.problems and {"induction", "weight_norms"} == set(recorder.probes)
+    for name in (*refused, "induction/icl_score"):
+        assert "the batch is padded: its attention_mask has 10 zeros" in recorder.skipped[name], name
+    ablation = sl.Recorder(transformer(), ["head_ablation"], batch, loss=loss_of_all)
+    ablation.measure(0)
+    assert "padded" in ablation.skipped["head_ablation/mean"] and "head_ablation/zero" in ablation.timeline
+
+
+def test_a_mask_without_padding_changes_nothing():
+    batch = {"input_ids": tokens(), "attention_mask": torch.ones(5, 10)}
+    for probe in ("attention_sparsity", "head_specialization", "qk_alignment", "loss_by_position"):
+        found, expected = (
+            measured(transformer(), probe, batch, loss=loss_of_all),
+            measured(transformer(), probe, tokens()),
+        )
+        for name, values in expected.items():
+            np.testing.assert_allclose(found[name], values)

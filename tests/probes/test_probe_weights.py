@@ -8,6 +8,8 @@ import torch
 
 import stagelens as sl
 from kit.probe_models import PositionalToy, Written, measured, omissions, refusal, squared_loss, tokens, transformer
+from stagelens.experiments.batches import eval_batch
+from stagelens.host.host import make_host
 
 
 def series(model, batch, name):
@@ -37,6 +39,52 @@ def test_head_norms_are_of_the_parameters_that_have_heads():
 def test_head_norms_of_a_toy_are_of_what_stands_beside_its_pattern():
     norms = series(PositionalToy(), torch.randn(2, 6, 4), "head_norm")
     assert norms.head_parameter.values.tolist() == ["blocks.0.attn.scores", "blocks.0.attn.W_O"]
+
+
+class Matrices(PositionalToy):
+    """Two heads, and matrices with two rows."""
+
+    def __init__(self, declared=None):
+        super().__init__(n_heads=2)
+        attn = self.blocks[0].attn
+        for name in ("W_Q", "W_K", "W_V", "mixing"):
+            attn.register_parameter(name, torch.nn.Parameter(torch.ones(2, 2)))
+        attn.b_K = torch.nn.Parameter(torch.ones(2, 4))
+        if declared is not None:
+            attn.head_parameters = declared
+
+
+def test_a_matrix_with_as_many_rows_as_heads_has_heads_only_if_the_model_says_so():
+    names = {
+        declared: series(Matrices(declared), torch.randn(2, 6, 4), "head_norm").head_parameter.values.tolist()
+        for declared in (None, ("W_V", "scores"))
+    }
+    assert names[None] == [f"blocks.0.attn.{name}" for name in ("scores", "W_O", "b_K")]
+    assert names["W_V", "scores"] == [f"blocks.0.attn.{name}" for name in ("scores", "W_V")]
+
+
+def test_head_norms_of_the_toy_tasks_are_of_their_heads():
+    """The square matrices of rich/high-dim have as many rows as there are heads if D = 2."""
+    expected = {
+        "linear-icl/sequences": ["W_V", "W_K", "W_Q"],
+        "linear-icl/separate": ["k", "q"],
+        "markov/minimal": ["A", "V"],
+        "recall/simplified": ["w"],
+        "recall/original": ["w"],
+    }
+    for task_id, names in expected.items():
+        assert head_parameters(task_id) == [f"blocks.0.attn.{name}" for name in names], task_id
+    assert head_parameters("rich/high-dim", D=2) == []
+
+
+def head_parameters(task_id, **settings):
+    kind = make_host().tasks[task_id].load()
+    task = kind(kind.Config(**settings), 0)
+    recorder = sl.Recorder(task.build_model(), ["weight_norms"], eval_batch(task), task=task)
+    recorder.measure(0)
+    if "weight_norms/head_norm" in recorder.skipped:
+        return []
+    return recorder.timeline["weight_norms/head_norm"].head_parameter.values.tolist()
 
 
 @pytest.mark.parametrize("scale", [1e-24, 1e-30, 1e30])

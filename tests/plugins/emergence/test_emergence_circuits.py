@@ -83,3 +83,16 @@ def test_each_probe_says_why_it_does_not_apply():
     regression = Regression(RegressionConfig(T=4, d=2, d_model=8, d_head=2, eval_size=4))
     recorder = sl.Recorder(regression.build_model(), ["key_value"], eval_batch(regression), task=regression)
     assert "keys, values and a query" in recorder.skipped["key_value"]
+
+
+def test_the_training_loss_under_autocast_is_not_rounded_to_half_precision():
+    task = Recall(RecallConfig(d_model=8, d_head=2, eval_size=16, B=2.0))
+    model, batch = task.build_model(), eval_batch(task)
+    with torch.autocast("cpu", torch.bfloat16):
+        recorder = sl.Recorder(model, ["key_value"], batch, task=task)
+        recorder.measure(0)
+        with torch.no_grad():
+            logits = model(batch.train_tokens)[:, -1]
+    assert logits.dtype == torch.bfloat16
+    expected = torch.nn.functional.cross_entropy(logits.double(), batch.train_answer).item()
+    assert recorder.timeline["key_value/train_loss"].item() == pytest.approx(expected, rel=1e-6)

@@ -129,11 +129,14 @@ class Task(Experiment):
         return {}
 
     def queries(self) -> slice:
-        """The queries that the loss reads. The probes read these in the last layer, and all queries in earlier ones."""
+        """The queries that the loss reads. The probes read these in the last layer, and all queries in earlier ones.
+
+        The slice counts the model's inputs. A model that has fewer queries or outputs has those of the last inputs.
+        """
         return slice(None)
 
     def answers(self, model: HookedRootModule, inputs: Any) -> Tensor:
-        """`model(inputs)` at the `queries()`, [batch, query, ...], for the loss.
+        """`model(inputs)` at the `queries()`, [batch, query, ...], for the loss; the output has a position per input.
 
         A model that has a method `answers(inputs, queries)` may leave out what these do not need, as ours do.
         """

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from stagelens.base import UsageError
 from stagelens.experiments import Batch, Group
-from stagelens.recording.precision import as_trained
+from stagelens.recording.precision import as_trained, wide
 
 if TYPE_CHECKING:
     from transformer_lens import HookedRootModule
@@ -54,6 +54,7 @@ class Scene:
     random_batch: bool = False  # the batch is random tokens, on which no loss means anything
     output: Any = None
     loss: Tensor | None = None
+    n_inputs: int | None = None  # positions of what the model is called on, from the start of the shared pass on
     constants: dict[Any, Any] = field(default_factory=dict, repr=False)
     shared: dict[str, tuple[Tensor, Any]] = field(default_factory=dict, init=False, repr=False)
 
@@ -83,6 +84,19 @@ class Scene:
         """
         last = self.constant("last layer", lambda: _last_layer(self.model.hook_dict))
         return self.queries if site.layer in (None, last) else slice(None)
+
+    def padding(self) -> str | None:
+        """Why probes that average over positions do not apply: the batch is padded. None if it is not.
+
+        A batch is padded if it is a mapping whose `attention_mask`, [batch, position], has zeros.
+        """
+        mask = self.batch.get("attention_mask") if isinstance(self.batch, Mapping) else None
+        if not isinstance(mask, Tensor) or mask.ndim != 2 or bool((mask != 0).all()):
+            return None
+        return (
+            f"the batch is padded: its attention_mask has {int((mask == 0).sum())} zeros, and padding would count as "
+            "keys, queries and tokens; measure on sequences of one length"
+        )
 
     def visible(self, pattern: Tensor, layer: int | None = None) -> Tensor:
         """bool [query, key]: the keys that each query of `pattern` [..., query, key] can attend to.
@@ -114,10 +128,13 @@ class Scene:
             return self.loss_function(self.model, batch)
 
     def output_of(self, inputs: Any) -> Tensor:
-        """The model's output on `inputs`, in the precision of the training: under `torch.autocast`, if that is on."""
+        """The model's output on `inputs`, computed as the training does: under `torch.autocast`, if that is on.
+
+        A tensor in bfloat16 or float16 is returned as float32, so that what is made of it is not rounded again.
+        """
         with as_trained():
             output: Tensor = self.model(inputs)
-        return output
+        return wide(output) if isinstance(output, Tensor) else output
 
 
 def causal_keys(n_query: int, n_key: int, window: int | None = None) -> Tensor:
@@ -131,25 +148,40 @@ def causal_keys(n_query: int, n_key: int, window: int | None = None) -> Tensor:
 
 
 def lens_visible_keys(model: Any, layer: int | None, n_query: int, n_key: int) -> Tensor:
-    """bool [query, key]: the keys that TransformerLens lets the queries of a layer attend to."""
-    cfg = getattr(model, "cfg", None)
-    if getattr(cfg, "attention_dir", "causal") != "causal":
+    """bool [query, key]: the keys that a layer's queries attend to, by TransformerLens or the model that it bridges."""
+    if getattr(getattr(model, "cfg", None), "attention_dir", "causal") != "causal":
         return torch.ones(n_query, n_key, dtype=torch.bool)
-    return causal_keys(n_query, n_key, getattr(cfg, "window_size", None) if _is_local(model, cfg, layer) else None)
+    return causal_keys(n_query, n_key, None if layer is None else _window(model, layer))
 
 
-def _is_local(model: Any, cfg: Any, layer: int | None) -> bool:
-    """Whether a layer attends within a window: its attention's own `attn_type` decides, which `cfg` sets at first.
+def _window(model: Any, layer: int) -> int | None:
+    """The number of keys that a query of a local layer sees; None if the layer is global.
 
-    TransformerLens ignores `cfg.attn_types` unless `cfg.use_local_attn` is set.
+    The attention's own `attn_type` decides, which `cfg` sets at first. TransformerLens ignores `cfg.attn_types` unless
+    `cfg.use_local_attn` is set. A TransformerBridge has neither: there the bridged model's own config decides.
     """
-    if layer is None:
-        return False
+    cfg = getattr(model, "cfg", None)
+    bridged = getattr(getattr(model, "original_model", None), "config", None)
+    if bridged is not None:
+        return hugging_face_window(bridged, layer)
     try:
         kind = model.get_submodule(f"blocks.{layer}.attn").attn_type
     except AttributeError:
-        kind = cfg.attn_types[layer] if getattr(cfg, "use_local_attn", False) else "global"
-    return bool(kind == "local")
+        kind = cfg.attn_types[layer] if cfg is not None and getattr(cfg, "use_local_attn", False) else "global"
+    return getattr(cfg, "window_size", None) if kind == "local" else None
+
+
+def hugging_face_window(config: Any, layer: int) -> int | None:
+    """The window of a layer by a Hugging Face config, whose `layer_types` or `attention_layers` name the local layers.
+
+    A config that names no kinds of layers means all of them, as Mistral's does.
+    """
+    config = config.get_text_config() if hasattr(config, "get_text_config") else config
+    if kinds := getattr(config, "attention_layers", None):
+        return getattr(config, "window_size", None) if kinds[layer] == "local" else None
+    kinds = getattr(config, "layer_types", None)
+    local = kinds[layer] == "sliding_attention" if kinds else getattr(config, "use_sliding_window", True)
+    return getattr(config, "sliding_window", None) if local else None
 
 
 def _last_layer(hooks: Iterable[str]) -> int | None:

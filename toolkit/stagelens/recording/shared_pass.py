@@ -12,7 +12,7 @@ from torch import Tensor
 from stagelens.experiments import Batch
 from stagelens.recording.context import Scene, Site
 from stagelens.recording.limits import contained
-from stagelens.recording.precision import full_precision
+from stagelens.recording.precision import full_precision, wide
 from stagelens.recording.probes import Omitted, Probe
 from stagelens.timelines import Reading
 
@@ -44,7 +44,8 @@ def values_of(scene: Scene, metrics: Metrics | None) -> dict[str, Any]:
     values: dict[str, Any] = {} if scene.loss is None else {"loss": scene.loss}
     if metrics is not None:
         with full_precision():
-            values |= metrics(scene.output, scene.batch)
+            output = wide(scene.output) if isinstance(scene.output, Tensor) else scene.output
+            values |= metrics(output, scene.batch)
     return values
 
 
@@ -84,14 +85,22 @@ def _shared_pass(scene: Scene, probes: Mapping[str, Probe], failed: Failed) -> d
 
         return site.name, reduce_all
 
+    def keep_length(module: Any, args: Any, kwargs: Any) -> None:  # noqa: ARG001
+        tensors = (x for x in (*args, *kwargs.values()) if isinstance(x, Tensor) and x.ndim >= 2)
+        scene.n_inputs = next((x.shape[1] for x in tensors), None)
+
     def keep_output(module: Any, inputs: Any, output: Any) -> None:  # noqa: ARG001
         scene.output = output
 
-    handle = scene.model.register_forward_hook(keep_output)
+    handles = [
+        scene.model.register_forward_pre_hook(keep_length, with_kwargs=True),
+        scene.model.register_forward_hook(keep_output),
+    ]
     try:
         result = scene.run(hooks=[hook_at(site, asking) for site, asking in wanted.items()])
     finally:
-        handle.remove()
+        for handle in handles:
+            handle.remove()
     if scene.loss_function is not None:
         scene.loss = result
     return kept
