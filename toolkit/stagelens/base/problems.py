@@ -58,8 +58,9 @@ def place_in(error: BaseException, *owners: Any) -> str:
 
 def _home(owner: Any) -> Path | None:
     """The package folder, or the file, that `owner` or its class comes from; None if it was typed into a notebook."""
-    module = sys.modules.get(str(getattr(owner, "__module__", "")).partition(".")[0])
-    file = getattr(module, "__file__", None)
+    name = str(getattr(owner, "__module__", ""))
+    package, module = sys.modules.get(name.partition(".")[0]), sys.modules.get(name)
+    file = getattr(package, "__file__", None) or getattr(module, "__file__", None)  # a namespace package has no file
     if file is None:
         return None
     return Path(file).parent if Path(file).name == "__init__.py" else Path(file)
