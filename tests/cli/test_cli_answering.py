@@ -9,6 +9,8 @@ import numpy as np
 import pytest
 
 from conftest import STAGELENS
+from stagelens.base.errors import UsageError
+from stagelens.runs.run import load
 from kit.written_runs import STEPS, staircase, write_run
 
 TIMES = (200, 600)
@@ -67,6 +69,25 @@ def test_stages_of_one_element_and_of_a_series_that_has_several_curves(cli, runs
     assert told.code == 2
     assert "has 2 curves; give one of them: kl/kl[reference=0], kl/kl[reference=1]" in told.err
     assert cli("stages", "two", "--runs", runs, "--metric", "kl/kl[reference=1]", "--json").json["stages"]
+
+
+@pytest.mark.parametrize("metric", ["head_specialization/phase", "head_specialization/phase[layer=0]"])
+def test_labels_have_no_stages(cli, runs, metric):
+    told = f"series {metric!r} holds labels (diffuse, cooperative); stages need numbers"
+    assert told in cli("stages", "seed0", "--runs", runs, "--metric", metric).complaint
+    with pytest.raises(UsageError) as raised:
+        load("seed0", runs).stages(metric)
+    assert str(raised.value) == told
+
+
+@pytest.mark.parametrize("blank", ["", "NaN", "nan", " NAN "])
+def test_a_cell_without_a_number_in_a_wide_csv_is_left_out(cli, tmp_path, blank):
+    half = [value if row % 2 else blank for row, value in enumerate(CURVE)]
+    path = curve_file(tmp_path, ["step,accuracy,loss", *rows_of(STEPS, STEPS * 0.0, half)])
+    found = cli("stages", path, "--json").json
+    assert found["transitions"] == pytest.approx(TIMES, abs=10) and found["stages"][0]["start"] == STEPS[1]
+    narrow = curve_file(tmp_path, ["step,loss", *rows_of(STEPS, half)])
+    assert "line 2: " in cli("stages", narrow).complaint
 
 
 def test_stages_of_a_csv(cli, tmp_path):

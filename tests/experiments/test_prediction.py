@@ -82,6 +82,32 @@ def test_times_are_compared_with_transitions_one_to_one() -> None:
     assert found[2].note == NOT_REACHED
 
 
+@pytest.mark.parametrize("late", [1001.0, 4000.0])
+def test_a_time_after_the_last_step_is_not_compared_with_a_transition(late: float) -> None:
+    times = [sl.Prediction(f"t{i}", "time", when, "Eq. 2") for i, when in enumerate((late, 300.0))]
+    for given, measured in ((times[:1], [None]), (times, [None, pytest.approx(600, abs=3)])):
+        found = score(given, timeline(loss=stairs([3, 1], [600])))
+        assert [f.measured for f in found] == measured and found[0].note == NOT_REACHED
+
+
+@pytest.mark.parametrize(
+    ("expected", "curve", "notes"),
+    [
+        ([1.0, 0.5], [3.0, 2.0], [NOT_REACHED] * 2),  # all of the curve lies above
+        ([4.0, 4.5], [3.0, 2.0], [NOT_REACHED] * 2),  # and below
+        ([1.0, 0.5], [1.2, 0.6], ["", ""]),  # by less than half of 0.5
+        ([1.2, 0.5, 0.45], [1.0, 0.7], ["", "", NOT_REACHED]),  # 0.7 is nearest to 0.5, whose neighbour inwards is 1.2
+        ([1.0, 1.0], [1.1, 3.0], ["", NOT_REACHED]),  # the same level twice has no neighbour
+        ([1.0], [3.0, 2.0], [""]),  # nor has a lone one
+    ],
+)
+def test_levels_beyond_the_measured_range_are_not_reached(
+    expected: list[float], curve: list[float], notes: list[str]
+) -> None:
+    found = score(levels(*expected), timeline(loss=stairs(curve, [400])))
+    assert [f.note for f in found] == notes
+
+
 def test_equal_predictions_do_not_share_a_plateau() -> None:
     twice = [sl.Prediction("same", "level", 1.0, "Eq. 1")] * 2
     found = score(twice, timeline(loss=stairs([1.0, 0.2], [400])))
@@ -118,9 +144,10 @@ def test_times_after_the_end_give_one_warning_with_what_is_needed() -> None:
     times = [sl.Prediction(name, "time", when, "Eq. 6") for name, when in (("a", 90.0), ("b", 2030.4), ("c", 150.0))]
     (warning,) = too_late(times, 100)
     assert "'b' at 2030.4" in warning and "'c' at 150" in warning and "'a'" not in warning
-    assert "steps=100" in warning and "give steps above 2030.4" in warning
+    assert warning.startswith("theory expects 'b'") and "after the last step (steps=100)" in warning
+    assert "give steps above 2030.4" in warning
     assert too_late(times, 3000) == [] and too_late(levels(1e9), 10) == []
-    assert "time=100" in too_late(times, 100, "time")[0]
+    assert "after the last time (time=100)" in too_late(times, 100, "time")[0]
 
 
 class Late(sl.Flow):
@@ -159,3 +186,24 @@ def test_the_warning_comes_before_the_run_and_is_kept(tmp_path) -> None:
     doubling, end = run.predictions
     assert doubling["compared_with"] == "event 'doubled'" and doubling["error"] < 1e-5
     assert (end["measured"], end["error"], end["note"]) == (None, None, NOT_REACHED)
+
+
+class Early(Late):
+    """What theory expects after the end happens before it."""
+
+    id = "late/early"
+
+    def predictions(self) -> Sequence[sl.Prediction]:
+        return [
+            sl.Prediction("doubling", "time", 3.0, "Eq. 7", event="doubled"),
+            sl.Prediction("half", "time", 4.0, "Eq. 8", measure=lambda _: 1.5),
+            sl.Prediction("the end", "time", 5.0, "Eq. 9", event="ended"),
+        ]
+
+
+def test_what_was_reached_is_not_warned_of_in_the_end(tmp_path) -> None:
+    told: list[str] = []
+    run = sl.run(Early, runs=tmp_path, report=False, notify=told.append)
+    assert all(name in told[0] for name in ("'doubling' at 3", "'half' at 4", "'the end' at 5"))
+    (left,) = run.manifest.warnings
+    assert left == "theory expects 'the end' at 5, after the last time (time=2); to see that, give time above 5"

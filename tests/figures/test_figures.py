@@ -11,9 +11,10 @@ from matplotlib.text import Text
 
 from kit.written_runs import STEPS, staircase, write_run
 from stagelens import Prediction
-from stagelens.figures import drawing, loss_figure, probes_figure, styled, timelines
+from stagelens.figures import drawing, loss_figure, probes_figure, specialization_figure, styled, timelines
 from stagelens.figures.attention import NARROWEST, _panel, composite
-from stagelens.figures.labels import legend_beside, legend_row, name_beside, spread
+from stagelens.figures.labels import legend_beside, legend_row, name_beside, name_times, spread
+from stagelens.figures.timelines import MASS
 from stagelens.figures.style import COLOURS, MOST_LETTERS, grid, headline, make_room, save
 
 LOSS = staircase(STEPS, (200, 600), (3.0, 2.0, 1.0))
@@ -151,3 +152,58 @@ def test_a_text_that_no_picture_has_room_for_is_cut(panel, tmp_path):
     save(figure, tmp_path / "figure.svg")
     drawn = (tmp_path / "figure.svg").read_text()
     assert "as it is" in drawn and f">{'x' * (MOST_LETTERS - 1)}…<" in drawn
+
+
+def test_names_of_near_times_run_into_neither_curves_nor_each_other(panel):
+    figure, axis = panel
+    axis.plot(STEPS, staircase(STEPS, (200,), (3.0, 0.1)))
+    axis.plot(STEPS, staircase(STEPS, (220,), (3.0, 0.15)))
+    axis.axhline(0.1)
+    times = [(260.0, "T_o"), (265.0, "T_II"), (270.0, "T_I"), (275.0, "T_IV"), (700.0, "T_III")]
+    for time, _ in times:
+        axis.axvline(time)
+    name_times(axis, [*times, (1e5, "far away")])
+    figure.canvas.draw()
+    assert [text.get_text() for text in axis.texts] == [name for _, name in times]
+    assert not overlapping(figure, axis.texts)
+    curves = [line for line in axis.get_lines() if line.get_transform() == axis.transData]
+    drawn = [point for line in curves for point in axis.transData.transform(line.get_xydata())]
+    for box in boxes(figure, axis.texts):
+        assert not any(box.x0 <= x <= box.x1 and box.y0 <= y <= box.y1 for x, y in drawn)
+
+
+def heads_of_two_layers():
+    """[step, layer, head] of a layer with one head and one with two, whose curves differ."""
+    values = np.stack([np.stack([LOSS, LOSS * np.nan], 1), np.stack([LOSS + 1, LOSS + 2], 1)], axis=1)
+    return values, ("layer", "head")
+
+
+def test_small_legends_name_the_heads_that_exist_and_stay_in_their_panels(tmp_path):
+    series = {f"p/reading{number}": heads_of_two_layers() for number in range(6)}
+    series["p/four"] = (np.stack([LOSS + number for number in range(4)], 1).reshape(-1, 2, 2), ("layer", "head"))
+    made = write_run(tmp_path, "a", {"loss": LOSS} | series)
+    with styled():
+        figure = probes_figure(made)
+        figure.canvas.draw()
+        shown = [axis for axis in figure.axes if axis.lines]
+        for axis in shown[:6]:
+            names = [text.get_text() for text in axis.get_legend().get_texts()]
+            assert names == ["layer 0 head 0", "layer 1 head 0", "layer 1 head 1"] and len(axis.lines) == 3
+        assert len(shown) == 7 and len(shown[6].get_legend().get_texts()) == 4
+        titles = [axis._left_title for axis in shown]
+        assert not overlapping(figure, [*(axis.get_legend() for axis in shown), *titles, figure._suptitle])
+        for axis, legend in zip(shown, boxes(figure, [axis.get_legend() for axis in shown]), strict=True):
+            assert legend.x1 <= axis.get_window_extent().x1 + 5 and legend.y0 >= axis.get_window_extent().y1 - 2
+
+
+def test_a_head_that_does_not_exist_has_no_panel(tmp_path):
+    masses = np.full((len(STEPS), 2, 2, 2), 0.5)
+    for layer, lowest in ((0, 1), (1, 0)):
+        masses[:] = 0.5
+        masses[:, layer, 1] = np.nan
+        made = write_run(tmp_path, f"r{layer}", {"loss": LOSS, MASS: (masses, ("layer", "head", "group"))})
+        with styled():
+            axes = np.array(specialization_figure(made).axes).reshape(2, 2)
+        assert [axis.axison for axis in axes.ravel()] == [(layer, 1) != place for place in np.ndindex(2, 2)]
+        assert [axes[1, 0].get_xlabel(), axes[lowest, 1].get_xlabel()] == ["training step"] * 2
+        assert not axes[layer, 1].lines and all(text.get_visible() for text in axes[lowest, 1].get_xticklabels())

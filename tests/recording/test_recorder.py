@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import closing
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -147,7 +148,38 @@ def test_a_probe_that_fails_inside_its_hook_is_named_with_the_hook():
     recorder, *_ = recorder_of(broken, Second)
     recorder.measure(0)
     assert "probe 'broken' at hook 'hook_middle' failed: AttributeError" in recorder.problems["broken"]
+    assert recorder.problems["broken"].endswith(f"({place_of('return activation.no_such_thing')})")
     assert "second/value" in recorder.timeline
+
+
+def test_the_problem_of_a_probe_names_the_line_that_raised():
+    probe = Moody()
+    recorder, *_ = recorder_of(probe)
+    recorder.measure(0), recorder.measure(2)
+    told = f"probe 'moody' at hook 'hook_middle' failed: RuntimeError: out of tune ({place_of('raise RuntimeError(')})"
+    assert recorder.problems == {"moody": told}
+
+
+def test_the_problem_of_a_reference_names_the_line_of_the_reference():
+    def reference(batch):
+        return batch.no_such_thing  # in a reference
+
+    task, model, batch = setting(Repeats)
+    for given in ({"references": {"own": reference}}, {"task": with_reference(task, reference)}):
+        recorder = sl.Recorder(model, ["kl_to_references"], batch, loss=task.loss, **given)
+        recorder.measure(0)
+        assert recorder.problems["kl_to_references"].endswith(f"({place_of('no_such_thing  # in a reference')})")
+
+
+def with_reference(task, reference):
+    task.references = lambda: {"own": reference}
+    return task
+
+
+def place_of(code):
+    """file:line of the first line of this file that ends with `code`, or has it."""
+    lines = Path(__file__).read_text().splitlines()
+    return f"{__file__}:{1 + next(number for number, line in enumerate(lines) if code in line)}"
 
 
 def test_a_probe_whose_hooks_are_missing_says_so():

@@ -38,9 +38,8 @@ def test_replacing_leaves_the_new_run_alone_in_its_place(tmp_path, kind, name) -
     second = run(kind, tmp_path, name=name, replace=True, notify=told.append)
     assert second.folder == first.folder and second.status == "finished"
     assert names(tmp_path) == {first.name} and not (second.folder / "timeline.csv").exists()
-    assert told == [
-        f"run {first.name!r} is replaced; until the new one is finished it is kept as '{first.name}-replaced'"
-    ]
+    kept = f"it is kept as '{first.name}-replaced', and removed when this command finishes the new run"
+    assert told == [f"run {first.name!r} is replaced; {kept}"]
     assert run(kind, tmp_path, name="new", replace=True).name == "new"  # there is nothing to replace
 
 
@@ -107,3 +106,68 @@ def test_the_command_line_says_it_in_its_first_line(cli, tmp_path) -> None:
     assert third.err.splitlines()[0].startswith(f"note: run {name!r} is replaced") and third.json["name"] == name
     assert names(tmp_path / "runs") == {name, f"{name}-2"}
     assert "give one of them" in cli(*words, "--replace", "--resume").complaint
+
+
+def test_what_unfinished_replacements_kept_is_removed_by_the_one_that_finishes(tmp_path) -> None:
+    told: list[str] = []
+    run(Regression, tmp_path)
+    for _ in range(2):
+        with pytest.raises(Crash):
+            run(Regression, tmp_path, host_with(CrashAt(20)), replace=True)
+    run(Regression, tmp_path, name=f"{NAME}-replaced-3")  # somebody's own
+    assert names(tmp_path) == {NAME, *(f"{NAME}-replaced{number}" for number in ("", "-2", "-3"))}
+    run(Regression, tmp_path, replace=True, notify=told.append)
+    assert names(tmp_path) == {NAME, f"{NAME}-replaced-3"} and not (tmp_path / NAME / ".replaced").exists()
+    ((first, second),) = [text.split(", and so is ") for text in told]
+    assert f"'{NAME}-replaced-4'" in first
+    assert second == f"'{NAME}-replaced' and '{NAME}-replaced-2' of an earlier replacement"
+
+
+def test_a_replaced_run_that_was_taken_up_again_is_not_removed(tmp_path) -> None:
+    run(Regression, tmp_path)
+    with pytest.raises(Crash):
+        run(Regression, tmp_path, host_with(CrashAt(20)), replace=True)
+    with pytest.raises(Crash):
+        run(Regression, tmp_path, host_with(CrashAt(20)), replace=True)
+    run(Regression, tmp_path, name=f"{NAME}-replaced-2", resume=True)
+    run(Regression, tmp_path, replace=True)
+    assert names(tmp_path) == {NAME, f"{NAME}-replaced-2"}
+
+
+@pytest.mark.parametrize("seeds", [1, 2])
+def test_a_link_to_a_run_is_not_replaced(tmp_path, seeds) -> None:
+    first = run(Regression, tmp_path, name="first-seed0")
+    (tmp_path / "link-seed0").symlink_to("first-seed0")
+    with pytest.raises(UsageError, match=r"link-seed0 is a link to .*first-seed0; give that run's own name") as told:
+        sl.run_ensemble(Regression, seeds=seeds, runs=tmp_path, name="link", device="cpu", replace=True)
+    assert "\n" not in str(told.value) and (tmp_path / "link-seed0").is_symlink()
+    assert sl.load(first.folder).status == "finished" and names(tmp_path) - {"link-seed1"} == {first.name, "link-seed0"}
+
+
+def test_a_run_is_never_removed_through_a_link(tmp_path) -> None:
+    from stagelens.runs.placing import _remove
+
+    first = run(Regression, tmp_path)
+    (tmp_path / "link").symlink_to(first.folder)
+    _remove(tmp_path / "link")
+    assert sl.load(first.folder).status == "finished" and (tmp_path / "link").is_symlink()
+
+
+class Late(Regression):
+    """Theory expects something after the end."""
+
+    id = "small/late"
+
+    def predictions(self):
+        return [sl.Prediction("late", "time", 1e6, "Eq. 1")]
+
+
+@pytest.mark.parametrize("seeds", [1, 2])
+@pytest.mark.parametrize("replace", [True, False])
+def test_notes_about_names_come_before_the_warnings_of_theory(tmp_path, seeds, replace) -> None:
+    told: list[str] = []
+    options = {"seeds": seeds, "runs": tmp_path, "device": "cpu", "report": False}
+    sl.run_ensemble(Late, **options)
+    sl.run_ensemble(Late, **options, replace=replace, notify=told.append)
+    assert [text.startswith("theory expects") for text in told] == [False] * seeds + [True]
+    assert all(text.startswith("run 'small-late-quick-seed") for text in told[:-1])

@@ -66,6 +66,8 @@ def test_problems_come_first_in_the_summary_and_in_the_report(fallible, tmp_path
     assert ran.code == 1
     first, second, third = ran.out.splitlines()[:3]
     assert first.startswith("problem: probe 'fallible' at hook 'hook_embed' failed: LookupError: no embedding")
+    line = 1 + next(n for n, line in enumerate(LINES) if 'LookupError("no embedding")' in line)
+    assert first.endswith(f"({PLUGIN}:{line})")
     assert second.startswith("problem: figures() of fallible/one failed") and third.startswith("fallible-one-quick")
     shown = fallible("show", "fallible-one-quick-seed0")
     assert shown.code == 0 and shown.out.splitlines()[:3] == [first, second, third]

@@ -45,6 +45,12 @@ DESIGNS = {
     "points scatter more than seeds": (ONE, [5] * 10, 0.05, 0.3),
     "one point has a second seed": (ONE, [1] * 9 + [2], 0.2, 0.0),
     "one point has a second seed, points scatter": (ONE, [2] + [1] * 9, 0.05, 0.3),
+    "one seed at the ends": (ONE, [1, *[5] * 8, 1], 0.2, 0.0),
+    "one seed at the ends of 6 points": (ONE[[0, 2, 4, 5, 7, 9]], [1, 5, 5, 5, 5, 1], 0.1, 0.0),
+    "fewer seeds towards the end": (ONE, [5] * 7 + [4, 2, 1], 0.2, 0.0),
+    "one seed at the ends, points scatter": (ONE, [1, *[5] * 8, 1], 0.05, 0.3),
+    "one seed in the middle": (ONE, [10, *[1] * 8, 10], 0.2, 0.0),
+    "two columns, one seed at the end of one": (PAIRS, [5, 5, 1] * 4, 0.2, 0.0),
     "two columns, 1 seed": (PAIRS, [1] * 12, 0.2, 0.0),
     "two columns, 3 seeds, points scatter": (PAIRS, [3] * 12, 0.1, 0.2),
 }
@@ -64,7 +70,8 @@ def test_the_95_percent_interval_covers_the_truth_in_95_percent_of_laws(name: st
         law = sl.fit_law(named, 2 * np.prod(columns[rows], axis=1) ** 1.5 * np.exp(noise), seeds=seeds)
         covered += [exponent.low <= 1.5 <= exponent.high for exponent in law.exponents.values()]
     assert (covered >= 0.93 * laws).all()
-    assert (covered <= 0.97 * laws).all()
+    if len(set(counts)) == 1:  # else HC3, which covers more if the well-measured points decide
+        assert (covered <= 0.97 * laws).all()
 
 
 def test_the_interval_is_the_t_interval_of_a_textbook() -> None:
@@ -76,12 +83,36 @@ def test_the_interval_is_the_t_interval_of_a_textbook() -> None:
     np.testing.assert_allclose([exponent.low, exponent.high], [known.slope - half, known.slope + half])
 
 
+@pytest.mark.parametrize("counts", [[1, 3, 3, 3, 1], [2, 1, 1, 1, 1], [2, 2, 2, 2, 2]])
+def test_the_errors_are_those_of_hc3_if_the_points_have_different_numbers_of_seeds(counts: list[int]) -> None:
+    from scipy import stats
+
+    generator, grid = np.random.default_rng(0), np.array([1.0, 2.0, 4.0, 8.0, 16.0])
+    seeds = [seed for count in counts for seed in range(count)]
+    groups = [3 * x**2 * np.exp(0.2 * generator.standard_normal(n)) for x, n in zip(grid, counts, strict=True)]
+    found = sl.fit_law({"x": np.repeat(grid, counts)}, np.concatenate(groups), seeds=seeds).exponents["x"]
+    design, means = np.stack([np.ones(5), np.log(grid)], axis=1), np.array([np.log(group).mean() for group in groups])
+    inverse = np.linalg.inv(design.T @ design)
+    errors = means - design @ inverse @ design.T @ means
+    shown = 1 - np.diag(design @ inverse @ design.T)
+    hc3 = inverse @ (design.T * (errors / shown) ** 2) @ design @ inverse
+    plain = inverse * (errors @ errors) / 3
+    width = stats.t.ppf(0.975, 3) * np.sqrt((plain if len(set(counts)) == 1 else hc3)[1, 1])
+    np.testing.assert_allclose([found.value - found.low, found.high - found.value], width)
+
+
+def test_a_point_that_alone_decides_an_exponent_has_the_error_of_the_others() -> None:
+    x, y = [1.0, 2.0, 4.0, 8.0, 8.0], [1.0, 1.0, 1.0, 1.0, 3.0]
+    values = 2 * np.array(x) * np.array(y) * np.exp([0.1, -0.2, 0.15, -0.1, 0.3])
+    law = sl.fit_law({"x": [*x, 8.0], "y": [*y, 3.0]}, [*values, values[-1]], seeds=[0] * 5 + [1])
+    assert all(np.isfinite([e.low, e.high]).all() and e.low < e.high for e in law.exponents.values())
+
+
 def test_every_seed_of_a_grid_point_counts_once_and_every_value_without_seeds() -> None:
     x, y = np.array([1.0, 2.0, 4.0, 4.0]), np.array([1.0, 2.5, 4.0, 5.0])
     means = sl.fit_law({"x": x[:3]}, [1.0, 2.5, np.sqrt(20.0)])
     together, apart = sl.fit_law({"x": x}, y, seeds=[0, 0, 0, 1]), sl.fit_law({"x": x}, y)
     assert together.exponents["x"].value == pytest.approx(means.exponents["x"].value)
-    assert together.exponents["x"].low == pytest.approx(means.exponents["x"].low)
     assert (together.grid_points, together.points) == (3, 4)
     assert (apart.grid_points, apart.points) == (4, 4)
     assert together.to_dict()["resampled"] == "points"

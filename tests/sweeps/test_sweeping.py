@@ -255,3 +255,34 @@ def test_mistakes_are_told_in_one_line_before_anything_runs(options, word, tmp_p
         sweep(tmp_path / "runs", **options)
     assert "\n" not in str(told.value)
     assert not (tmp_path / "runs").exists()
+
+
+@pytest.mark.parametrize("change", [{"settings": {"T": 7.0}}, {"seed": 3}, {"task": "other"}])
+def test_a_point_that_was_replaced_by_another_run_is_run_again(tmp_path, change) -> None:
+    first = sweep(tmp_path, {"T": [1, 2]})
+    name = first.rows[1]["run"]
+    kind = type("Other", (Power,), {"id": "power/other"}) if "task" in change else Power
+    given = {"settings": {"T": 2}} | {key: value for key, value in change.items() if key != "task"}
+    sl.run(kind, runs=tmp_path / "points", name=name, replace=True, report=False, **given)
+    executor = Here()
+    with pytest.warns(UserWarning, match=rf"1 of 2 points hold a run of another .*renamed to POINT.other .*{name}"):
+        again = sweep(tmp_path, {"T": [1, 2]}, executor)
+    assert [job.names for job in executor.jobs] == [(name,)]
+    assert [row["event:half"] for row in again.rows] == [row["event:half"] for row in first.rows]
+    assert (tmp_path / "points" / f"{name}.other" / "run.json").exists()
+
+
+def test_points_are_set_aside_under_free_names_and_not_while_they_are_written(tmp_path) -> None:
+    from filelock import FileLock
+
+    name = sweep(tmp_path, {"T": [2]}).rows[0]["run"]
+    folder = tmp_path / "points" / name
+    for number in ("", "-2"):
+        sl.run(Power, runs=folder.parent, name=name, replace=True, report=False, settings={"T": 7})
+        with pytest.warns(UserWarning, match="1 of 1 points hold a run of another"):
+            if not number:
+                with FileLock(folder / "run.lock"), pytest.raises(UsageError, match="is being written by"):
+                    sweep(tmp_path, {"T": [2]})
+            sweep(tmp_path, {"T": [2]})
+        assert (folder.parent / f"{name}.other{number}").exists()
+    sweep(tmp_path, {"T": [2]})  # nothing is left to warn of

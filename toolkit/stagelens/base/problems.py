@@ -11,7 +11,7 @@ from typing import Any
 
 from stagelens.base.errors import EnvironmentFault
 
-TOOLKIT = Path(__file__).parent
+TOOLKIT = Path(__file__).parents[1]
 
 
 @contextmanager
@@ -38,21 +38,29 @@ def culprit(error: BaseException, owner: Any = None, callback: Any = None) -> st
 
     Without either it is the innermost frame outside of the toolkit, or of all.
     """
-    frames = traceback.extract_tb(error.__traceback__)
-    home = _home(owner)
-    own = [frame for frame in frames if home is not None and _lies_in(frame.filename, home)]
-    if not own and callback is not None:
+    if own := place_in(error, owner):
+        return own
+    if callback is not None:
         code = callback.__code__
         return f"{code.co_filename}:{code.co_firstlineno}"
-    foreign = [frame for frame in frames if not _lies_in(frame.filename, TOOLKIT)]
-    frame = (own or foreign or frames)[-1]
+    frames = traceback.extract_tb(error.__traceback__)
+    frame = ([frame for frame in frames if not _lies_in(frame.filename, TOOLKIT)] or frames)[-1]
     return f"{frame.filename}:{frame.lineno}"
 
 
+def place_in(error: BaseException, *owners: Any) -> str:
+    """`file:line` of the innermost frame in the code of one of `owners` (objects or functions); empty if none is."""
+    homes = [home for home in map(_home, owners) if home is not None]
+    frames = traceback.extract_tb(error.__traceback__)
+    own = [frame for frame in frames if any(_lies_in(frame.filename, home) for home in homes)]
+    return f"{own[-1].filename}:{own[-1].lineno}" if own else ""
+
+
 def _home(owner: Any) -> Path | None:
-    """The package folder, or the file, that the class of `owner` comes from; None if it was typed into a notebook."""
-    module = sys.modules.get(type(owner).__module__.partition(".")[0])
-    file = getattr(module, "__file__", None)
+    """The package folder, or the file, that `owner` or its class comes from; None if it was typed into a notebook."""
+    name = str(getattr(owner, "__module__", ""))
+    package, module = sys.modules.get(name.partition(".")[0]), sys.modules.get(name)
+    file = getattr(package, "__file__", None) or getattr(module, "__file__", None)  # a namespace package has no file
     if file is None:
         return None
     return Path(file).parent if Path(file).name == "__init__.py" else Path(file)

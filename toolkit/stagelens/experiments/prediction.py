@@ -107,14 +107,14 @@ def nearest_pairs(expected: Sequence[float], measured: Sequence[float]) -> list[
 
 
 def too_late(predictions: Sequence[Prediction], end: float, key: str = "steps") -> list[str]:
-    """One warning if theory puts times after the end of the run; else none. `key`: the config key of that end."""
+    """One warning if theory expects times after the end of the run; else none. `key`: the config key of that end."""
     times = {p.name: float(p.expected) for p in predictions if p.kind == "time" and not callable(p.expected)}
     late = {name: when for name, when in times.items() if when > end}
     if not late:
         return []
     named = ", ".join(f"{name!r} at {when:.6g}" for name, when in late.items())
     needed = f"to see that, give {key} above {max(late.values()):.6g}"
-    return [f"theory puts {named}, after the end of this run at {key}={end:g}; {needed}"]
+    return [f"theory expects {named}, after the last {key.removesuffix('s')} ({key}={end:g}); {needed}"]
 
 
 def _given(measured: float | None, what: str) -> Found:
@@ -153,14 +153,28 @@ def _in_stages(expected: Sequence[float], kind: str, series: str, steps: Any, va
     stages: Stages = detect_stages(steps, values)
     levels = kind == "level"
     measured = [p.level for p in stages.plateaus] if levels else [t.at for t in stages.transitions]
+    reached = [not _out_of_range(n, expected, values) if levels else n <= steps[-1] for n in expected]
+    pairs = iter(nearest_pairs([n for n, there in zip(expected, reached, strict=True) if there], measured))
     found: list[Found] = []
-    for number, pair in zip(expected, nearest_pairs(expected, measured), strict=True):
-        if pair is not None:
+    for number, there in zip(expected, reached, strict=True):
+        if there and (pair := next(pairs)) is not None:
             found.append((measured[pair], f"{'plateau' if levels else 'transition'} {pair + 1} of {series}", ""))
         else:
             passed = levels and values.min() <= number <= values.max()
             found.append((None, "", NO_PLATEAU if passed else NOT_REACHED))
     return found
+
+
+def _out_of_range(level: float, expected: Sequence[float], values: Floats) -> bool:
+    """True if `level` lies beyond the range of `values` by more than half of the distance to the next expected level.
+
+    The next one is the nearest on the side of the curve; if there is none, the nearest on the other side.
+    """
+    below, above = values.min() - level, level - values.max()
+    others = [other for other in expected if other != level]
+    inward = [other for other in others if (other > level) == (below > 0)]
+    spacing = min((abs(other - level) for other in inward or others), default=np.inf)
+    return bool(max(below, above) > spacing / 2)
 
 
 def _score_curve(prediction: Prediction, timeline: Timeline) -> Score:

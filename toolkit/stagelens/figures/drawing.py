@@ -95,6 +95,8 @@ def draw_series(axis: Axes, run: Run, name: str, legend: bool = True) -> None:
     labels = places(column)
     for index, label in enumerate(labels):
         there = ~np.isnan(flat[:, index])  # not every series is measured at every step; the line goes on between
+        if not there.any():  # a head that this layer does not have
+            continue
         style = "steps-post" if column.labels else "default"
         look = line_style(index)
         axis.plot(run.timeline.steps[there], flat[there, index], label=label or name, drawstyle=style, **look)

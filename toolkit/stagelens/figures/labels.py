@@ -14,13 +14,14 @@ from scipy.optimize import isotonic_regression
 SMALL: Any = {"fontsize": 7, "color": "0.25"}
 LETTER = 4.0  # points, the mean width of a letter of a small name
 LINE = 8.5  # points, the height of a line of small names
+WIDE = 12.0  # points that a name along a line takes
 LEADER = 10.0  # points from the axis to a name beside it
 MOST_ENTRIES = 12  # of a legend beside a panel
 
 
 def name_above(axis: Axes, names: Sequence[tuple[float, str]]) -> None:
     """Names above the axis at their places; a name that would run into the one before goes a line higher."""
-    width = _points(axis)[0]
+    width = size_in_points(axis)[0]
     ends: list[float] = []  # where each line of names is occupied up to, in points
     for place, name in sorted(names):
         own = LETTER * len(name) + 6
@@ -34,7 +35,7 @@ def name_above(axis: Axes, names: Sequence[tuple[float, str]]) -> None:
 def name_beside(axis: Axes, names: Sequence[tuple[float, str]]) -> None:
     """Names of levels right of the axis, each led to by a thin line: neighbours are moved apart where they must be."""
     shown = [(up, name) for level, name in sorted(names) if -0.01 <= (up := _up(axis, level)) <= 1.01]
-    height = _points(axis)[1]
+    height = size_in_points(axis)[1]
     places = spread([up for up, _ in shown], min(LINE / height, 1.1 / max(len(shown), 1)))
     for (up, name), place in zip(shown, places, strict=True):
         leader = {"arrowstyle": "-", "color": "0.6", "lw": 0.5, "shrinkA": 0, "shrinkB": 0, "relpos": (0, 0.5)}
@@ -44,17 +45,49 @@ def name_beside(axis: Axes, names: Sequence[tuple[float, str]]) -> None:
 
 
 def name_times(axis: Axes, names: Sequence[tuple[float, str]]) -> None:
-    """Names of times along their lines, at the foot of the axis; one that is too near the one before stands higher."""
-    width, height = _points(axis)
-    before, foot = -np.inf, 0.0
+    """Names of times along their lines, each as low as it runs into neither a curve nor another name."""
+    axis.get_xlim()  # brings the limits up to date
+    width, height = size_in_points(axis)
+    placed: list[tuple[float, float, float]] = []  # left, foot and top of each name, in points
     for time, name in sorted(names):
-        across = _across(axis, time) * width
-        foot = foot + (LETTER * len(name) + 8) / height if across - before < 12 and foot < 0.5 else 0.0
-        before = across
+        left = _across(axis, time) * width
+        if not 0 <= left <= width:
+            continue
+        near = [(low, high) for other, low, high in placed if left - other < WIDE]
+        low = _lowest_gap(LETTER * len(name) + 8, height, near + _curves_at(axis, left, left + WIDE))
+        placed.append((left, low, low + LETTER * len(name) + 8))
+        foot = low / height
         where: Any = {"xycoords": ("data", "axes fraction"), "xytext": (2, 3), "textcoords": "offset points"}
         behind = {"facecolor": "white", "edgecolor": "none", "pad": 0.4, "alpha": 0.85}
         look: Any = {"rotation": 90, "ha": "left", "va": "bottom", "bbox": behind, "zorder": 1.5}  # below the curves
         axis.annotate(name, (time, foot), **look, **where, **SMALL)
+
+
+def _curves_at(axis: Axes, left: float, right: float) -> list[tuple[float, float]]:
+    """The lowest and highest point of each curve between `left` and `right`; all in points from the axis' corner."""
+    corner, scale = axis.get_window_extent().p0, 72 / axis.figure.dpi
+    found = []
+    for line in axis.get_lines():
+        if line.get_transform() != axis.transData:  # a level or a time
+            continue
+        with np.errstate(all="ignore"):
+            x, y = ((axis.transData.transform(line.get_xydata()) - corner) * scale).T
+        drawn = np.isfinite(x) & np.isfinite(y)
+        x, y = x[drawn], y[drawn]
+        ends = np.interp([left, right], x, y, np.nan, np.nan) if len(x) else np.empty(0)
+        heights = np.append(y[(x >= left) & (x <= right)], ends[np.isfinite(ends)])
+        if len(heights):
+            found.append((float(heights.min()) - 2, float(heights.max()) + 2))
+    return found
+
+
+def _lowest_gap(size: float, height: float, taken: Sequence[tuple[float, float]]) -> float:
+    """The lowest foot at which `size` fits between the intervals `taken` below `height`; 0 if there is none."""
+    for foot in sorted([0.0, *(high for _, high in taken)]):
+        free = all(high <= foot or low >= foot + size for low, high in taken)
+        if 0 <= foot <= height - size and free:
+            return foot
+    return 0.0
 
 
 def legend_beside(axis: Axes, names: Sequence[str] = (), **options: Any) -> float:
@@ -102,7 +135,7 @@ def spread(places: Sequence[float], least: float) -> Any:
     return np.clip(moved, min(0.0, 1 - steps[-1]), max(0.0, 1 - steps[-1])) + steps
 
 
-def _points(axis: Axes) -> tuple[float, float]:
+def size_in_points(axis: Axes) -> tuple[float, float]:
     """Width and height of the axis in points."""
     size = axis.get_window_extent()
     scale = 72 / axis.figure.dpi

@@ -22,7 +22,7 @@ from stagelens.figures.drawing import (
     title_of,
     x_label,
 )
-from stagelens.figures.labels import legend_beside
+from stagelens.figures.labels import legend_beside, size_in_points
 from stagelens.figures.style import COLOURS, DASHES, grid, headline, make_room
 from stagelens.timelines import CHANCE, is_companion
 
@@ -33,6 +33,8 @@ MASS = "head_specialization/mass"
 UNITS = {"kl_to_references/kl": "KL to reference, nats"}
 MOST_LINES = 24  # a reading of more lines is no use in a small panel
 MOST_IN_SMALL_LEGEND = 4
+MOST_ROWS = 2  # of a small legend
+SMALL_HANDLE, SMALL_LETTER = 23.0, 3.9  # points that an entry and each of its letters take there
 WIDE_TITLE = 44  # letters over a small panel
 
 
@@ -75,8 +77,12 @@ def specialization_figure(run: Run) -> Figure | None:
     shape, margin = (n_layers, n_heads), (0.65, 1.35, 0.6, 0.5)
     figure, axes = grid(shape, panel=(2.1, 1.75), gap=(0.45, 0.35), margin=margin, sharex=True, sharey=True)
     layers = column.coordinate("layer")
+    missing = np.isnan(values).all(axis=(0, 3))  # [layer, head]: a layer may have fewer heads than another
     for layer, head in np.ndindex(n_layers, n_heads):
         axis = axes[layer, head]
+        if missing[layer, head]:
+            axis.set_axis_off()
+            continue
         shade_phases(axis, run, layers[layer])
         _draw_masses(axis, run.timeline.steps, values[:, layer, head], column.coordinate(column.dims[-1]))
         axis.set_title(f"head {head}" if n_layers == 1 else f"layer {layers[layer]} head {head}")
@@ -85,8 +91,10 @@ def specialization_figure(run: Run) -> Figure | None:
         axis.xaxis.set_major_locator(MaxNLocator(4))
     for axis in axes[:, 0]:
         axis.set_ylabel("attention mass")
-    for axis in axes[-1]:
-        axis.set_xlabel(x_label(run))
+    for head in range(n_heads):
+        lowest = axes[np.flatnonzero(~missing[:, head])[-1], head]
+        lowest.tick_params(labelbottom=True)
+        lowest.set_xlabel(x_label(run))
     if n_groups <= MOST_IN_LEGEND:
         _legend_with_phases(figure, axes[0, 0], run, column.dims[-1])
     headline(figure, f"{title_of(run)}: where each head looks")
@@ -101,7 +109,7 @@ def probes_figure(run: Run) -> Figure | None:
         return None
     columns = min(3, len(names))
     rows = -(-len(names) // columns)
-    figure, axes = grid((rows, columns), panel=(2.75, 1.45), gap=(0.75, 0.6), margin=(0.8, 0.3, 0.75, 0.5))
+    figure, axes = grid((rows, columns), panel=(2.75, 1.45), gap=(0.75, 0.75), margin=(0.8, 0.3, 0.75, 0.5))
     axes = axes.ravel()
     for axis, name in zip(axes, names, strict=False):
         draw_series(axis, run, name, legend=False)
@@ -129,15 +137,17 @@ def _head_panel(axis: Axes, name: str, dims: Sequence[str], sizes: Sequence[int]
     """The name of a small panel and, below it, what its lines are: a legend of a few, else the dims they go along."""
     handles, labels = axis.get_legend_handles_labels()
     along = [dim for dim, size in zip(dims, sizes, strict=True) if size > 1]
-    few = 1 < len(labels) <= MOST_IN_SMALL_LEGEND
+    columns = max(1, int(size_in_points(axis)[0] // (SMALL_HANDLE + SMALL_LETTER * max(map(len, labels), default=0))))
+    rows = -(-len(labels) // columns)
+    few = bool(along) and 0 < len(labels) <= MOST_IN_SMALL_LEGEND and rows <= MOST_ROWS
     if few:
         place: Any = {"loc": "lower left", "bbox_to_anchor": (-0.02, 1.0), "borderaxespad": 0.1, "frameon": False}
-        widths: Any = {"handlelength": 1.9, "handletextpad": 0.4, "columnspacing": 0.9, "fontsize": 6.5}
-        axis.legend(handles, labels, ncols=len(labels), **place, **widths)
+        widths: Any = {"handlelength": 1.9, "handletextpad": 0.4, "columnspacing": 0.9, "fontsize": 6.5, "borderpad": 0.1}
+        axis.legend(handles, labels, ncols=-(-len(labels) // rows), **place, **widths)
     title = name if few or not along else f"{name}, by {' and '.join(along)}"
     if len(title) > WIDE_TITLE:
         title = title.replace(", by ", ",\nby ")
-    axis.set_title(title, loc="left", fontsize=8, pad=14 if few else 4)
+    axis.set_title(title, loc="left", fontsize=8, pad=3 + 11 * rows if few else 4)
 
 
 def _draw_masses(axis: Axes, steps: Any, masses: Any, names: Sequence[Any]) -> None:

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from stagelens.base import UsageError
+from stagelens.base import UsageError, place_in
 from stagelens.experiments import Batch, Group, Task, own
 from stagelens.recording.context import Loss, Scene, Site
 from stagelens.recording.guard import Guard, Misbehaved, ModelChanged, evaluating
@@ -98,7 +98,7 @@ class Recorder:
             with contained():
                 reason = probe.applies(self.scene)
         except Exception as error:
-            self.problems[probe.name] = _problem(probe, error)
+            self.problems[probe.name] = self._problem(probe, error)
             return
         if reason:
             self.skipped[probe.name] = reason
@@ -270,8 +270,16 @@ class Recorder:
         if isinstance(error, DoesNotApply):
             self.skipped[probe.name] = str(error)
         else:
-            self.problems[probe.name] = _problem(probe, error, site)
+            self.problems[probe.name] = self._problem(probe, error, site)
         self.probes.pop(probe.name, None)
+
+    def _problem(self, probe: Probe, error: Exception, site: Site | None = None) -> str:
+        """One line: which probe, at which hook, what it raised, and where in the code of the probe or the task."""
+        hooks = site.name if site else ", ".join(probe.hooks)
+        hook = f" at hook {hooks!r}" if hooks else ""
+        place = place_in(error, probe, self._task, *self.scene.references.values())
+        reason = f"{type(error).__name__}: {' '.join(str(error).split())}"
+        return f"probe {probe.name!r}{hook} failed: {reason}{f' ({place})' if place else ''}"
 
 
 def resolve_probes(probes: Sequence[str | Probe | type[Probe]] | None, host: Host | None = None) -> list[Probe]:
@@ -293,9 +301,3 @@ def resolve_probes(probes: Sequence[str | Probe | type[Probe]] | None, host: Hos
         else:
             raise UsageError(f"probe {probe!r}: expected a name, a Probe or a Probe class")
     return resolved
-
-
-def _problem(probe: Probe, error: Exception, site: Site | None = None) -> str:
-    where = site.name if site else ", ".join(probe.hooks)
-    hook = f" at hook {where!r}" if where else ""
-    return f"probe {probe.name!r}{hook} failed: {type(error).__name__}: {' '.join(str(error).split())}"

@@ -10,6 +10,12 @@ from .manifest import (
     this_process as this_process,
     versions as versions,
 )
-from .placing import Notify as Notify, choose_folder as choose_folder, replacing as replacing, taken_up as taken_up
+from .placing import (
+    Notify as Notify,
+    choose_folder as choose_folder,
+    free_name as free_name,
+    replacing as replacing,
+    taken_up as taken_up,
+)
 from .run import Run as Run, catalogue as catalogue, load as load, points_of as points_of, runs_folder as runs_folder
 from .store import Store as Store, read_measurements as read_measurements

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import glob
+import hashlib
+import os
 import shutil
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -13,6 +16,8 @@ from stagelens.runs.lock import held
 from stagelens.runs.manifest import FILE, Manifest, load_manifest
 from stagelens.runs.run import LOCK, catalogue
 from stagelens.runs.store import read_measurements
+
+REPLACED = ".replaced"  # the file in a run that was set aside, see `_mark`
 
 Notify = Callable[[str], None]  # takes one line, before the training starts
 
@@ -34,13 +39,15 @@ def choose_folder(
         same = [run for run in catalogue(runs) if _same(run.manifest, manifest)]
         if same:
             return same[-1].folder
+    if replace and folder.is_symlink():
+        raise UsageError(f"{folder} is a link to {folder.resolve()}; give that run's own name to replace it")
     if (folder / FILE).exists() and not (resume or replace):
         if name:
             raise UsageError(
                 f"run {name!r} exists in {runs}; add --resume to go on with it, --replace to replace it, "
                 "or give another --name"
             )
-        folder = _numbered(folder)
+        folder = free_name(folder)
         notify(
             f"run {stem!r} exists in {runs}; this one is named {folder.name!r} "
             "(--replace replaces the first, --resume goes on with the newest of the same config)"
@@ -59,27 +66,32 @@ def choose_folder(
     return folder
 
 
-def _numbered(folder: Path) -> Path:
-    """`folder` with the first number behind its name that is free, from 2 on."""
-    number = 2
-    while (numbered := folder.with_name(f"{folder.name}-{number}")).exists():
-        number += 1
-    return numbered
+def free_name(folder: Path) -> Path:
+    """`folder` if nothing has that name, else with the first free number after its name, from 2 on."""
+    free, number = folder, 2
+    while os.path.lexists(free):
+        free, number = folder.with_name(f"{folder.name}-{number}"), number + 1
+    return free
 
 
 @contextmanager
 def replacing(folder: Path, wanted: bool, notify: Notify | None = None) -> Iterator[None]:
     """Sets the run in `folder` aside, as `NAME-replaced`, while the block writes a new one in its place.
 
-    The old run is removed when the new one is finished. If the new one ends otherwise, the old one stays where it is;
-    if not even its manifest could be written, the old one goes back to its place.
+    The old run is removed when the new one is finished, together with those that earlier, unfinished replacements of
+    the same run set aside. If the new one ends otherwise, the old one stays where it is; if not even its manifest could
+    be written, the old one goes back to its place.
     """
     if not (wanted and (folder / FILE).exists()):
         yield
         return
+    earlier = _replaced_before(folder)
     aside = _set_aside(folder)
     if notify is not None:
-        notify(f"run {folder.name!r} is replaced; until the new one is finished it is kept as {aside.name!r}")
+        names = " and ".join(repr(kept.name) for kept in earlier)
+        also = f", and so is {names} of an earlier replacement" if earlier else ""
+        kept_as = f"it is kept as {aside.name!r}, and removed when this command finishes the new run"
+        notify(f"run {folder.name!r} is replaced; {kept_as}{also}")
     try:
         yield
     except BaseException:
@@ -87,10 +99,27 @@ def replacing(folder: Path, wanted: bool, notify: Notify | None = None) -> Itera
             shutil.rmtree(folder, ignore_errors=True)
             with suppress(OSError):
                 aside.rename(folder)
+                (folder / REPLACED).unlink()
         raise
     with suppress(StagelensError):
         if load_manifest(folder).status == "finished":
-            _remove(aside)
+            for kept in [aside, *earlier]:
+                _remove(kept)
+
+
+def _replaced_before(folder: Path) -> list[Path]:
+    """The runs that replacements of `folder` set aside and did not remove. One that has changed since is not listed."""
+    found = []
+    for mark in sorted(folder.parent.glob(f"{glob.escape(folder.name)}-replaced*/{REPLACED}")):
+        with suppress(OSError, UnicodeDecodeError):
+            if not mark.parent.is_symlink() and mark.read_text() == _mark(folder.name, mark.parent):
+                found.append(mark.parent)
+    return found
+
+
+def _mark(name: str, aside: Path) -> str:
+    """What `REPLACED` in `aside` contains: the name that the run had, and the digest of its manifest."""
+    return f"{name} {hashlib.sha256((aside / FILE).read_bytes()).hexdigest()}\n"
 
 
 def _set_aside(folder: Path) -> Path:
@@ -99,9 +128,9 @@ def _set_aside(folder: Path) -> Path:
     with held(folder):
         if folder.stat().st_ino != before or not (folder / FILE).exists():
             raise UsageError(f"run {folder.name!r} is being replaced by another process; wait for it")
-        aside = folder.with_name(f"{folder.name}-replaced")
-        aside = _numbered(aside) if aside.exists() else aside
+        aside = free_name(folder.with_name(f"{folder.name}-replaced"))
         try:
+            (folder / REPLACED).write_text(_mark(folder.name, folder))
             folder.rename(aside)
             folder.mkdir()
         except OSError as error:
@@ -110,7 +139,9 @@ def _set_aside(folder: Path) -> Path:
 
 
 def _remove(folder: Path) -> None:
-    """Deletes a run; its manifest first, so that no half of it looks like a run."""
+    """Deletes a run; its manifest first, so that no half of it looks like a run. A link is left alone."""
+    if folder.is_symlink():
+        return
     with suppress(OSError):
         (folder / FILE).unlink()
         shutil.rmtree(folder)

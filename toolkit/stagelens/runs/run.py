@@ -118,7 +118,10 @@ class Run:
         from stagelens.stages import detect_stages
         from stagelens.timelines import one_curve
 
-        found = detect_stages(*one_curve(self.timeline, metric).read(self.timeline))
+        curve = one_curve(self.timeline, metric)
+        if curve.labels:
+            raise UsageError(f"series {metric!r} holds labels ({', '.join(curve.labels)}); stages need numbers")
+        found = detect_stages(*curve.read(self.timeline))
         names = self.manifest.stage_names if metric == self.manifest.metric else []
         predicted = [
             p.get("expected") for p in self.predictions if (p.get("kind"), p.get("series")) == ("level", metric)

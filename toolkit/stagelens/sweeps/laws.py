@@ -101,7 +101,8 @@ def fit_law(
 
     With `seeds`, the values with the same columns are the seeds of one grid point: the fit goes through the mean of
     their logarithms. Without `seeds`, every value is a grid point of its own. The 95% confidence intervals are t
-    intervals over the grid points. `censored` values are left out of the fit and counted.
+    intervals over the grid points; if these have different numbers of seeds, their errors are those of HC3.
+    `censored` values are left out of the fit and counted.
     """
     if resamples is not None or seed is not None:
         warn("`resamples` and `seed` of fit_law have no effect; version 0.3 removes them", DeprecationWarning, 2)
@@ -112,10 +113,10 @@ def fit_law(
     kept = ~left_out
     _check(columns, measured, kept)
     design, target = logs[kept], np.log(measured[kept])
-    points, means = (design, target) if seeds is None else seed_means(design, target)
+    points, means, counts = (design, target, None) if seeds is None else seed_means(design, target)
     _check_points(points, list(columns), int(kept.sum()))
     coefficients = _solve(list(columns), points, means)
-    half = half_widths(points, means - points @ coefficients)
+    half = half_widths(points, means - points @ coefficients, alike=counts is None or np.ptp(counts) == 0)
     residuals = np.full(len(measured), np.nan)
     residuals[kept] = target - design @ coefficients
     saturated = len(points) == len(coefficients)
@@ -133,30 +134,36 @@ def fit_law(
     )
 
 
-def seed_means(design: Array, target: Array) -> tuple[Array, Array]:
-    """The distinct rows of `design` [value, unknown], and for each the mean of its values of `target` [value].
+def seed_means(design: Array, target: Array) -> tuple[Array, Array, NDArray[np.int64]]:
+    """The distinct rows of `design` [value, unknown]; of each, the mean of `target` [value] and the number of values.
 
     Every grid point counts once, however many seeds it has. So its own deviation from the law, which all of its
     seeds share, enters the intervals as what it is: one number per grid point.
     """
     points, which = np.unique(design, axis=0, return_inverse=True)
     which = which.ravel()
-    return points, np.asarray(np.bincount(which, target) / np.bincount(which), dtype=float)
+    counts = np.bincount(which)
+    return points, np.asarray(np.bincount(which, target) / counts, dtype=float), counts
 
 
-def half_widths(design: Array, residuals: Array) -> Array:
+def half_widths(design: Array, residuals: Array, alike: bool = True) -> Array:
     """Half the width of the t interval of each coefficient, [unknown]; nan if the fit is saturated.
 
-    `design` is [point, unknown]. `residuals` is [point], what least squares leaves over.
+    `design` is [point, unknown]. `residuals` is [point], what least squares leaves over. If the points are `alike`,
+    one variance is estimated for all. Otherwise each point has its own, by the HC3 estimator: a mean of few seeds is
+    noisier than one of many.
     """
     from scipy.special import stdtrit
 
     points, unknowns = design.shape
     if points <= unknowns:
         return np.full(unknowns, np.nan)
-    variance = float(residuals @ residuals) / (points - unknowns)
-    spread = np.diag(np.linalg.inv(design.T @ design))
-    return np.asarray(stdtrit(points - unknowns, (1 + COVERAGE) / 2) * np.sqrt(variance * spread), dtype=float)
+    influence = design @ np.linalg.inv(design.T @ design)  # [point, unknown]: what a point's error adds to each
+    errors = np.full(points, np.sqrt(residuals @ residuals / (points - unknowns)))
+    if not alike:
+        left = 1 - np.sum(influence * design, axis=1)  # of a point's error that its residual shows
+        np.divide(residuals, left, out=errors, where=left > FLAT)  # a point that the fit must go through shows none
+    return np.asarray(stdtrit(points - unknowns, (1 + COVERAGE) / 2) * np.sqrt(errors**2 @ influence**2), dtype=float)
 
 
 def _design(columns: Mapping[str, Sequence[float]], points: int) -> Array:

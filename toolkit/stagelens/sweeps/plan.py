@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -17,13 +16,13 @@ from typing import Any
 from stagelens.base import StagelensError, UsageError, content_name, unknown
 from stagelens.experiments import Config, Experiment, Task, as_settings, make_config
 from stagelens.host import Host, make_host
-from stagelens.runs import defects_in, load_manifest, runs_folder
+from stagelens.runs import defects_in, free_name, held, load_manifest, runs_folder
 from stagelens.sweeps.executors import Job
 from stagelens.sweeps.grid import Grid, make_grid
 from stagelens.training import resolve_task
 
 POINTS = "points"  # where `runs.points_of` looks for them
-ASIDE = ".defective"  # is added to the name of a point that is run again because its numbers are wrong
+ASIDE = {"defective": ".defective", "other": ".other"}  # added to a point's name, by its status: it is run again
 MOST_POINTS = 10_000  # a sweep of more asks whether that is meant
 
 
@@ -61,7 +60,7 @@ class SweepPlan:
         for settings in self.grid:
             config = make_config(self.kind.Config, self.kind.presets, self.preset, self._given(settings))
             for seed in self.seeds:
-                name = self._name(config, seed)
+                name = self._name(self.kind.id, config.model_dump(mode="json"), seed)
                 found.setdefault(name, Point(settings, config, seed, name))
         return list(found.values())
 
@@ -71,11 +70,16 @@ class SweepPlan:
         return self.runs / POINTS
 
     def status(self, point: Point) -> str:
-        """As in the point's manifest; `missing` if it cannot be read, `defective` if its numbers are wrong."""
+        """As in the point's manifest; `missing` if it cannot be read.
+
+        `defective` if its numbers are wrong, `other` if it is a run of another task, config or seed.
+        """
         try:
             manifest = load_manifest(self.folder / point.name)
         except StagelensError:
             return "missing"
+        if self._name(manifest.task, manifest.config, manifest.seed) != point.name:
+            return "other"
         return "defective" if manifest.vectorized is None and point.name in self._defects else manifest.status
 
     @cached_property
@@ -85,18 +89,26 @@ class SweepPlan:
     @property
     def warning(self) -> str:
         """Which points have wrong numbers, why, and what `execute` does about it; empty if none has."""
-        wrong = [self._defects[point.name] for point in self.points if self.status(point) == "defective"]
-        if not wrong:
-            return ""
-        again = f"they are run again, and the old ones are renamed to POINT{ASIDE}"
-        return f"{len(wrong)} of {len(self.points)} points have wrong numbers; {again} (of the first: {wrong[0]})"
+        statuses = {point.name: self.status(point) for point in self.points}
+        lines = []
+        for status, suffix in ASIDE.items():
+            wrong = [name for name, found in statuses.items() if found == status]
+            if not wrong:
+                continue
+            what = "have wrong numbers" if status == "defective" else "hold a run of another task, config or seed"
+            first = self._defects[wrong[0]] if status == "defective" else wrong[0]
+            again = f"they are run again, and the old ones are renamed to POINT{suffix}"
+            lines.append(f"{len(wrong)} of {len(statuses)} points {what}; {again} (of the first: {first})")
+        return "; ".join(lines)
 
     def set_aside(self) -> None:
-        """Renames the points with wrong numbers, so that they are run again."""
+        """Renames the points with wrong numbers, so that they are run again. One that is being written is an error."""
         for point in self.points:
-            if self.status(point) == "defective":
-                with suppress(OSError):  # another sweep has done it
-                    (self.folder / point.name).rename(self.folder / f"{point.name}{ASIDE}")
+            if self.status(point) in ASIDE:
+                folder = self.folder / point.name
+                with held(folder):
+                    if suffix := ASIDE.get(self.status(point)):  # else another sweep has done it
+                        folder.rename(free_name(self.folder / f"{point.name}{suffix}"))
 
     def jobs(self) -> list[Job]:
         """What is still to do: a config's missing seeds together where they can be trained as one."""
@@ -144,11 +156,12 @@ class SweepPlan:
     def _given(self, settings: Mapping[str, str]) -> list[str]:
         return [*self.base, *(f"{key}={value}" for key, value in settings.items())]
 
-    def _name(self, config: Config, seed: int) -> str:
-        content: dict[str, Any] = {"task": self.kind.id, "config": config.model_dump(mode="json"), "seed": seed}
+    def _name(self, task: str, config: Mapping[str, Any], seed: int) -> str:
+        """The folder of a point, by its content."""
+        content: dict[str, Any] = {"task": task, "config": config, "seed": seed}
         if self.probes:
             content["probes"] = sorted(self.probes)
-        return content_name(self.kind.id, f"seed{seed}", content)
+        return content_name(task, f"seed{seed}", content)
 
 
 def plan_sweep(

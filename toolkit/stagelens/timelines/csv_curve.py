@@ -25,6 +25,7 @@ STEP_NAMES = (
 VALUE_NAMES = ("value", "loss")
 BOOKKEEPING = ("_runtime", "_timestamp", "wall_time", "timestamp")  # of W&B and TensorBoard: no curves
 BOUNDS = ("__min", "__max")  # beside a curve that W&B exports
+BLANK = ("", "nan")  # what loggers write where a curve of a wide table has no value
 INDEX_NAMES = ("", "unnamed: 0")  # of a pandas index
 
 
@@ -55,7 +56,7 @@ def read_curve(path: Path, metric: str | None = None, step: str | None = None) -
     )
     points: list[tuple[float, float]] = []
     for line, cells in body:
-        if width > 2 and not cells[value].strip():
+        if width > 2 and cells[value].strip().lower() in BLANK:
             continue
         point = (_number(path, line, cells[at], "step"), _number(path, line, cells[value], "value"))
         if points and point[0] <= points[-1][0]:

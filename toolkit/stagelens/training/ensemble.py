@@ -85,12 +85,12 @@ def run_ensemble(
         done = [run(task, seed=seed, name=one, **shared) for seed, one in zip(numbers, called, strict=True)]
     else:
         folders = [plan.folder(runs, one, resume, replace, notify) for plan, one in zip(plans, called, strict=True)]
-        if notify is not None:
-            for warning in dict.fromkeys(line for plan in plans for line in plan.manifest.warnings):
-                notify(warning)
         with ExitStack() as replaced:
             for folder in folders:
                 replaced.enter_context(replacing(folder, replace, notify))
+            if notify is not None:
+                for warning in dict.fromkeys(line for plan in plans for line in plan.manifest.warnings):
+                    notify(warning)
             done = _train_together(plans, [t for t in trainings if t], folders, host, progress)
     written, noted = None, dict[str, str]()
     whole = [one for one in done if one.manifest.status != "failed" and len(one.timeline.steps)]

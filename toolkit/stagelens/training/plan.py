@@ -16,7 +16,6 @@ from stagelens.experiments import (
     Task,
     as_settings,
     make_config,
-    too_late,
 )
 from stagelens.host import Host
 from stagelens.runs import (
@@ -33,7 +32,7 @@ from stagelens.runs import (
     this_process,
     versions,
 )
-from stagelens.training.writer import Writer, tell
+from stagelens.training.writer import Writer, late_times, tell
 
 if TYPE_CHECKING:
     from stagelens.experiments import Training
@@ -112,8 +111,7 @@ def plan_run(
     manifest = _manifest(experiment, plugin, preset, device)
     manifest.probes = probe_names(experiment, probes, host)
     with noting(manifest.plugin_problems, "predictions()", experiment, experiment.predictions):
-        time = "time" if manifest.kind == "flow" else "steps"
-        manifest.warnings = too_late(experiment.predicted, manifest.steps, time)
+        manifest.warnings = late_times(experiment.predicted, manifest)
     return Plan(experiment, manifest, probes, host)
 
 

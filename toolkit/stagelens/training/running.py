@@ -44,16 +44,17 @@ def run(
             raise UsageError(f"{plan.experiment.id!r} is a flow, which has no training step; run it without compiling")
         training.compile()
     folder = plan.folder(runs, name, resume, replace, notify)  # all that the user can have mistaken is told by now
-    plan.warn(notify)
-    with replacing(folder, replace, notify), plan.writing(folder) as writer:
-        with writer.recording(plan.experiment) as store:
-            if training is None:
-                writer.integrate(plan.experiment, store, progress)
-            else:
-                from stagelens.training.loop import Track, train
+    with replacing(folder, replace, notify):
+        plan.warn(notify)
+        with plan.writing(folder) as writer:
+            with writer.recording(plan.experiment) as store:
+                if training is None:
+                    writer.integrate(plan.experiment, store, progress)
+                else:
+                    from stagelens.training.loop import Track, train
 
-                train(Track(training, writer, store), progress)
-                writer.manifest.compile_seconds = training.compile_seconds
-        if page is not None:
-            writer.finish(page)
+                    train(Track(training, writer, store), progress)
+                    writer.manifest.compile_seconds = training.compile_seconds
+            if page is not None:
+                writer.finish(page)
     return writer.run

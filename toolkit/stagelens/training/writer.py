@@ -19,6 +19,7 @@ from stagelens.experiments import (
     Score,
     integrate,
     score,
+    too_late,
 )
 from stagelens.host import Host
 from stagelens.recording import contained
@@ -82,13 +83,15 @@ class Writer:
         with noting({}, "all at once"):
             scores = score(predictions, timeline, self.manifest.events)
         if scores is None:
-            sound = []
-            for one in predictions:
+            given, predictions = predictions, []
+            for one in given:
                 with noting(problems, f"prediction {one.name!r}", experiment, experiment.predictions):
                     score([one], timeline, self.manifest.events)
-                    sound.append(one)
-            scores = score(sound, timeline, self.manifest.events)
+                    predictions.append(one)
+            scores = score(predictions, timeline, self.manifest.events)
         self.manifest.predictions = [found.to_dict() for found in scores]
+        missed = [one for one, found in zip(predictions, scores, strict=True) if found.measured is None]
+        self.manifest.warnings = late_times(missed, self.manifest)
 
     def finish(self, page: Page) -> None:
         """Stores the stages in the manifest, then calls `page` with the run. What `page` raises becomes a problem."""
@@ -120,6 +123,11 @@ class Writer:
 
     def tell(self, step: float, readings: Sequence[Reading]) -> None:
         tell(self.host, "stagelens_reading_recorded", run=self.run, step=step, readings=readings)
+
+
+def late_times(predictions: Sequence[Prediction], manifest: Manifest) -> list[str]:
+    """One warning if theory expects times after the end of the run; else none."""
+    return too_late(predictions, manifest.steps, "time" if manifest.kind == "flow" else "steps")
 
 
 def tell(host: Host, hook: str, **about: Any) -> None:
