@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -152,7 +153,7 @@ def test_ctrl_c_stops_cleanly_and_the_next_call_goes_on(tmp_path) -> None:
     ]
     command += [
         "--set",
-        "sleep=0.8",
+        "sleep=0.4",
         "--measure",
         "event:half",
         "--runs",
@@ -162,7 +163,10 @@ def test_ctrl_c_stops_cleanly_and_the_next_call_goes_on(tmp_path) -> None:
         "--fit",
         "T",
     ]
-    first = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, start_new_session=True)
+    heard = partial(
+        signal.signal, signal.SIGINT, signal.SIG_DFL
+    )  # a job in a shell's background inherits deafness to it
+    first = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, start_new_session=True, preexec_fn=heard)
     points = tmp_path / "points"
     deadline = time.monotonic() + 120
     while time.monotonic() < deadline and not list(points.glob("*/timeline.sqlite")):

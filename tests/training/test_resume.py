@@ -33,6 +33,7 @@ from stagelens.recording.probes import Probe
 from stagelens.runs import checkpoint
 from stagelens.runs.run import is_being_written
 from stagelens.runs.store import FILE, Store
+from stagelens.timelines.timeline import pack
 
 
 class Plateau(Repeats):
@@ -85,7 +86,7 @@ def test_measurements_of_another_course_do_not_survive_a_resume(tmp_path):
         if step > 10:
             checkpoint.path_of(done.folder, step).unlink()
     store = Store(done.folder)
-    store.add(sl.timeline.pack(15, [sl.Reading("loss", 5.0), sl.Reading("strange", 1.0)]))
+    store.add(pack(15, [sl.Reading("loss", 5.0), sl.Reading("strange", 1.0)]))
     store.close()
     done.manifest.status, done.manifest.timeline = "running", ""  # as a writer leaves it that was killed
     done.manifest.save(done.folder)
