@@ -36,7 +36,7 @@ def test_any_bit_generator_of_numpy_is_left_as_found(kind, swaps):
     before, state = np.random.get_bit_generator(), np.random.get_state(legacy=False)  # noqa: NPY002
     try:
         np.random.set_bit_generator(kind(3))
-        expected = np.random.RandomState(kind(3)).normal(size=3).tolist()  # noqa: NPY002
+        expected = np.random.RandomState(kind(3)).normal(size=3).tolist()
         with warnings.catch_warnings(), untouched_rng():
             warnings.simplefilter("error")
             if swaps:

@@ -238,8 +238,10 @@ def test_a_step_may_be_a_number_of_numpy_or_torch(step, tmp_path):
 
 @pytest.mark.parametrize(
     "step",
-    [float("nan"), float("inf"), -float("inf"), 1e300, torch.tensor(torch.nan), np.ones(2), "10", None]
-    + [True, np.bool_(0), torch.tensor(True)],
+    [
+        *(float("nan"), float("inf"), -float("inf"), 1e300, torch.tensor(torch.nan), np.ones(2), "10", None),
+        *(True, np.bool_(0), torch.tensor(True)),
+    ],
 )
 def test_a_step_that_is_no_number_is_refused_before_anything_is_measured(step):
     recorder, model, _ = recorder_of(Second)

@@ -1,4 +1,4 @@
-"""Seeds trained together keep what is their own: checkpoints, padding, batches in reused buffers, metrics, directions."""
+"""Seeds trained together keep what is their own: checkpoints, padding, batches in reused tensors, metrics."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ class Lookup(sl.Task):
     def sample(self, n: int, generator: torch.Generator) -> Tensor:
         return torch.randint(1, 5, (n, 3), generator=generator)
 
-    def batches(self, device: Any) -> Any:  # noqa: ARG002
+    def batches(self, device: Any) -> Any:
         return lambda step: self.sample(8, generator(self.seed, "train", step)) * (step < 6)
 
     def loss(self, model: Any, batch: Tensor) -> Tensor:
@@ -112,7 +112,7 @@ class LookupByCall(Lookup):
 class LookupWithout(Lookup):
     """An embedding without padding."""
 
-    class model(PaddedByCall):  # noqa: N801
+    class model(PaddedByCall):
         def forward(self, x: Tensor) -> Tensor:
             return self.table(x).mean(1) @ self.second
 
@@ -139,7 +139,7 @@ class Reused(Regression):
     id = "small/reused"
     every, lazily, held = 1, False, "tensor"
 
-    def batches(self, device: Any) -> Any:  # noqa: ARG002
+    def batches(self, device: Any) -> Any:
         x, y, filled = torch.zeros(8, 3), torch.zeros(8, 1), [-1]
         batch: Any = {"tensor": (x, y), "list": [x, y]}[self.held]
 
@@ -171,7 +171,7 @@ def test_batches_in_reused_tensors_are_those_of_their_step(every: int, lazily: b
 
 def test_a_batch_that_never_changes_is_stacked_once() -> None:
     class Fixed(Regression):
-        def batches(self, device: Any) -> Any:  # noqa: ARG002
+        def batches(self, device: Any) -> Any:
             batch = self.sample(8, generator(self.seed, "train"))
             return lambda step: batch
 
@@ -207,15 +207,15 @@ class Largest(sl.Probe):
 
     name, gives, hooks, stacks = "largest", ("value",), ("hook_middle",), True
 
-    def reduce(self, activation: Tensor, site: Any, scene: Any) -> Tensor:  # noqa: ARG002
+    def reduce(self, activation: Tensor, site: Any, scene: Any) -> Tensor:
         return activation.mean(0) @ scene.directions["own"]
 
-    def readings(self, reduced: Any, scene: Any) -> Iterable[sl.Reading]:  # noqa: ARG002
+    def readings(self, reduced: Any, scene: Any) -> Iterable[sl.Reading]:
         yield sl.Reading("value", next(iter(reduced.values())))
 
 
 class OfSeed(Regression):
-    """Metrics, directions and conserved quantities that depend on the seed; the metric only late, and in small units."""
+    """Metrics, directions and conserved quantities that depend on the seed; the metric only late."""
 
     id = "small/of-seed"
 
@@ -270,7 +270,7 @@ class Referring(Largest):
 
     name, hooks = "referring", ()
 
-    def readings(self, reduced: Any, scene: Any) -> Iterable[sl.Reading]:  # noqa: ARG002
+    def readings(self, reduced: Any, scene: Any) -> Iterable[sl.Reading]:
         yield sl.Reading("value", scene.conserved(scene.model)["scaled"])
 
 
@@ -310,7 +310,7 @@ class Setting(sl.Probe):
 
     name, gives = "setting", ("value",)
 
-    def readings(self, reduced: Any, scene: Any) -> Iterable[sl.Reading]:  # noqa: ARG002
+    def readings(self, reduced: Any, scene: Any) -> Iterable[sl.Reading]:
         scene.model.first.data[0, 0] = 3.0
         yield sl.Reading("value", 1.0)
 

@@ -142,13 +142,7 @@ def _head_panel(axis: Axes, name: str, dims: Sequence[str], sizes: Sequence[int]
     few = bool(along) and 0 < len(labels) <= MOST_IN_SMALL_LEGEND and rows <= MOST_ROWS
     if few:
         place: Any = {"loc": "lower left", "bbox_to_anchor": (-0.02, 1.0), "borderaxespad": 0.1, "frameon": False}
-        widths: Any = {
-            "handlelength": 1.9,
-            "handletextpad": 0.4,
-            "columnspacing": 0.9,
-            "fontsize": 6.5,
-            "borderpad": 0.1,
-        }
+        widths: Any = {"handlelength": 1.9, "handletextpad": 0.4, "columnspacing": 0.9, "fontsize": 6.5, "borderpad": 0.1}
         axis.legend(handles, labels, ncols=-(-len(labels) // rows), **place, **widths)
     title = name if few or not along else f"{name}, by {' and '.join(along)}"
     if len(title) > WIDE_TITLE:
