@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import warnings
 
 import numpy as np
 import pytest
@@ -27,6 +28,24 @@ def test_different_uses_get_different_seeds(paths):
 
 def test_a_seed_fits_into_63_bits():
     assert all(0 <= derive(seed, "x") < 2**63 for seed in (0, 1, 2**64, -1))
+
+
+@pytest.mark.parametrize("kind", [np.random.MT19937, np.random.PCG64, np.random.Philox])
+@pytest.mark.parametrize("swaps", [False, True])
+def test_any_bit_generator_of_numpy_is_left_as_found(kind, swaps):
+    before, state = np.random.get_bit_generator(), np.random.get_state(legacy=False)  # noqa: NPY002
+    try:
+        np.random.set_bit_generator(kind(3))
+        expected = np.random.RandomState(kind(3)).normal(size=3).tolist()
+        with warnings.catch_warnings(), untouched_rng():
+            warnings.simplefilter("error")
+            if swaps:
+                np.random.set_bit_generator(np.random.PCG64(7))
+            np.random.rand(5)  # noqa: NPY002
+        assert np.random.normal(size=3).tolist() == expected  # noqa: NPY002
+    finally:
+        np.random.set_bit_generator(before)
+        np.random.set_state(state)  # noqa: NPY002
 
 
 @pytest.mark.parametrize("fails", [False, True])

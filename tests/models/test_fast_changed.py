@@ -188,6 +188,9 @@ CHANGES = {
     "another unembedding": put("unembed", torch.nn.Linear(8, 3, dtype=torch.float64)),
     "another embedding": put("embed", torch.nn.Embedding(5, 8, dtype=torch.float64)),
     "a part in single precision": halves,
+    "masked keys that are seen a little": put("blocks.0.attn.IGNORE", torch.tensor(-1.0, dtype=torch.float64)),
+    "a mask changed in place": lambda model: model.blocks[1].attn.IGNORE.fill_(-1.0),
+    "a hook of tokens that was never made": put("cfg.use_hook_tokens", True),
     "pruned weights": pruned,
     "parametrized weights": parametrized,
 }
@@ -271,6 +274,23 @@ def test_the_changes_matter_and_the_known_ones_stay_fast(monkeypatch: pytest.Mon
         if taken(model, tokens, monkeypatch) == "fast":
             quick.add(name)
     assert (same, quick) == (WITHOUT_EFFECT, STILL_FAST)
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+def test_a_mask_that_was_changed_is_seen_at_a_call_and_when_compiling(compiled: bool) -> None:
+    model = learned()
+    tokens = inputs_for(model)
+    assert covers(model, tokens)
+    model.blocks[1].attn.IGNORE.fill_(-1.0)
+    call = torch.compile(model, backend="eager") if compiled else model
+    torch.testing.assert_close(call(tokens), explicit(model, tokens), rtol=1e-10, atol=1e-10)
+    model.blocks[1].attn.IGNORE.fill_(-torch.inf)
+    assert covers(model, tokens)
+
+
+def test_a_model_built_with_a_hook_of_tokens_is_fast() -> None:
+    model = sl.fast(theirs(use_hook_tokens=True))
+    assert covers(model, inputs_for(learned()))
 
 
 def test_a_compiled_model_takes_the_fast_way_in_one_graph() -> None:

@@ -20,7 +20,8 @@ from transformer_lens import HookedRootModule
 import stagelens as sl
 from kit.tasks import Regression, Repeats, TwoMaps
 from stagelens.models import build_transformer
-from stagelens.recording.guard import reached
+from stagelens.recording import guard
+from stagelens.recording.guard import ModelChanged, reached
 
 # Modes.
 
@@ -164,6 +165,80 @@ def test_what_else_a_train_of_its_own_does_is_undone() -> None:
     first = model.first.detach().clone()
     sl.Recorder(model, [], torch.randn(4, 3)).measure(0)
     assert model.training and not model.merged and torch.equal(model.first, first)
+
+
+class Adapted(TwoMaps):
+    """Adds a product of weights into another weight in evaluation mode; undoing that rounds."""
+
+    merged, rebinds, within = False, False, False
+
+    def __init__(self, seed: int) -> None:
+        super().__init__(seed)
+        self.left, self.right = nn.Parameter(torch.randn(3, 2)), nn.Parameter(torch.randn(2, 4))
+
+    def train(self, mode: bool = True) -> Adapted:
+        super().train(mode)
+        if self.merged is mode:
+            change = (-1 if mode else 1) * self.left.data @ self.right.data
+            if self.rebinds:
+                self.first.data = self.first.data + change
+            else:
+                self.first.data += change
+        self.merged = not mode
+        return self
+
+    def forward(self, x: Tensor) -> Tensor:
+        change = 0 if self.merged else self.left @ self.right
+        return x @ (self.first + change) @ self.second
+
+
+class Wrapped(HookedRootModule):
+    """A model without a `train` of its own around one that has."""
+
+    def __init__(self, inner: nn.Module) -> None:
+        super().__init__()
+        self.inner = inner
+        self.setup()
+
+    def forward(self, x: Tensor) -> Any:
+        return self.inner(x)
+
+
+class Writing(sl.Probe):
+    name, gives = "writing", ("value",)
+
+    def readings(self, reduced: Any, scene: Any) -> Iterator[sl.Reading]:
+        scene.model.second.data.add_(1.0)
+        yield sl.Reading("value", 1.0)
+
+
+@pytest.mark.parametrize("rebinds", [False, True])
+@pytest.mark.parametrize("wrapped", [False, True])
+def test_merged_adapters_are_put_back_bit_for_bit(rebinds: bool, wrapped: bool) -> None:
+    torch.manual_seed(0)
+    model = Adapted(0).train()
+    model.rebinds = rebinds
+    values = [(p.data_ptr(), p.detach().clone()) for p in model.parameters()]
+    outer = Wrapped(model) if wrapped else model
+    recorder = sl.Recorder(outer, ["weight_norms"], torch.randn(4, 3), loss=lambda m, x: m(x).square().mean())
+    for step in range(3):
+        recorder.measure(step)
+        assert model.training and not model.merged and not recorder.problems
+        for parameter, (place, value) in zip(model.parameters(), values, strict=True):
+            assert parameter.data_ptr() == place and torch.equal(parameter, value)
+
+
+def test_a_probe_that_writes_to_a_model_with_adapters_is_named() -> None:
+    recorder = sl.Recorder(Adapted(0).train(), [Writing], torch.randn(4, 3))
+    with pytest.raises(ModelChanged, match="probe 'writing'"):
+        recorder.measure(0)
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("kind", KINDS)
+def test_weights_of_bridges_are_not_copied(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(guard, "_copies", lambda model: pytest.fail("copied"))
+    sl.Recorder(bridged(kind), ["weight_norms"], TOKENS, loss=next_token).measure(0)
 
 
 # numpy's generators.

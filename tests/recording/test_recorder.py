@@ -237,7 +237,11 @@ def test_a_step_may_be_a_number_of_numpy_or_torch(step, tmp_path):
 
 
 @pytest.mark.parametrize(
-    "step", [float("nan"), float("inf"), -float("inf"), 1e300, torch.tensor(torch.nan), np.ones(2), "10", None]
+    "step",
+    [
+        *(float("nan"), float("inf"), -float("inf"), 1e300, torch.tensor(torch.nan), np.ones(2), "10", None),
+        *(True, np.bool_(0), torch.tensor(True)),
+    ],
 )
 def test_a_step_that_is_no_number_is_refused_before_anything_is_measured(step):
     recorder, model, _ = recorder_of(Second)
@@ -246,6 +250,13 @@ def test_a_step_that_is_no_number_is_refused_before_anything_is_measured(step):
     with pytest.raises(UsageError, match="is not a finite number"):
         recorder.measure(step)
     assert not passes and not recorder.measurements
+
+
+def test_a_scalar_that_is_none_is_refused_before_anything_is_measured():
+    recorder, *_ = recorder_of(Second)
+    with pytest.raises(UsageError, match=r"rate=None was given at step 3; give a number, or leave rate out"):
+        recorder.measure(3, x=1.0, rate=None)
+    assert not recorder.measurements
 
 
 class Shuffled(Probe):

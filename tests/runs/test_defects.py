@@ -10,13 +10,13 @@ import pytest
 from torch.optim import SGD
 
 import stagelens as sl
-from kit.tasks import Regression, run
+from kit.tasks import Crash, CrashAt, Regression, host_with, run
 from stagelens.api import run_ensemble
 from stagelens.base.errors import UsageError
 from stagelens.report.pages import report_page
 from stagelens.runs.defects import defects_in
 from stagelens.runs.manifest import VECTORIZED, load_manifest
-from stagelens.runs.run import Run
+from stagelens.runs.run import Run, catalogue
 from stagelens.sweeps.executors.work import perform
 
 OPTIONS: dict[str, Any] = {"report": False, "device": "cpu"}
@@ -103,6 +103,27 @@ def test_a_defective_run_is_not_resumed(tmp_path) -> None:
         run(Regression, tmp_path, seed=1, resume=True)
     with pytest.raises(UsageError, match="cannot be resumed: it was trained together"):
         run_ensemble(Regression, seeds=3, runs=tmp_path, resume=True, **OPTIONS)
+
+
+def test_old_lone_runs_that_one_process_resumes_do_not_become_defective(tmp_path) -> None:
+    """Their manifests then name the same process, and times that overlap."""
+    host = host_with(CrashAt(20))
+    for seed in range(2):
+        with pytest.raises(Crash):
+            run(Regression, tmp_path, host, seed=seed)
+    made_by_revision_1(old := catalogue(tmp_path))
+    for number, one in enumerate(old):
+        manifest = load_manifest(one.folder)
+        manifest.process = 100 + number
+        manifest.save(one.folder)
+    assert defects_in(tmp_path) == {}
+    resumed = run_ensemble(Regression, seeds=2, runs=tmp_path, resume=True, ensemble=False, **OPTIONS)
+    created = [load_manifest(one.folder) for one in resumed]
+    for manifest, one in zip(created, resumed, strict=True):  # at the same time, which a slow machine would not give
+        manifest.created = created[0].created
+        manifest.save(one.folder)
+    assert [one.manifest.vectorized for one in resumed] == [0, 0]
+    assert defects_in(tmp_path) == {}
 
 
 def test_the_commands_warn(tmp_path, cli) -> None:

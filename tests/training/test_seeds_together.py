@@ -246,6 +246,28 @@ def test_runs_of_seeds_together_equal_runs_alone_in_any_order(heads: int, seeds:
             np.testing.assert_allclose(ours, theirs, rtol=NEAR, atol=NEAR * scale, err_msg=name)
 
 
+def test_only_the_keys_biases_and_what_reads_them_depend_on_rounding() -> None:
+    """Adam moves b_K by its learning rate, in the direction of rounding; the loss does not depend on b_K."""
+    kind = type("Fast", (Small,), {"optimizer": lambda self, model: torch.optim.AdamW(model.parameters(), lr=0.01)})
+    probes = ("weight_norms", "qk_alignment", "attention_sparsity", "gradient")
+    both = Both(kind, Sizes(), {}, probes)
+    for step in range(STEPS):
+        both.advance(step)
+    both.stacked.settle()
+    for recorder, other in zip(both.recorder.recorders, both.own, strict=True):
+        keys = [(own, theirs) for (name, own), theirs in zip(
+            recorder.scene.model.named_parameters(), other.scene.model.parameters(), strict=True
+        ) if is_rounding(name)]  # fmt: skip
+        assert keys and all(apart(own, theirs) > NEAR for own, theirs in keys)
+        seen, alone = dict(numbers(recorder.observe(STEPS))), dict(numbers(other.observe(STEPS)))
+        differ = {name.split("/")[0] for name in alone if apart(seen[name], alone[name]) > NEAR}
+        assert differ == {"weight_norms", "qk_alignment"}
+        for own, theirs in keys:
+            own.data.copy_(theirs.data)
+        seen = dict(numbers(recorder.observe(STEPS)))
+        assert max(apart(seen[name], alone[name]) for name in alone) < NEAR
+
+
 def test_a_measurement_sees_the_parameters_that_its_step_trains(tmp_path) -> None:
     """The second phase begins with step 6: until then only the attention has gradients, at step 0 too."""
     kind = trained_by(Small, torch.optim.Adam, ["blocks.0.attn.*"])

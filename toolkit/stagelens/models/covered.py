@@ -166,7 +166,7 @@ def _masks_fully(attn: Any) -> bool:
 
     True while torch traces, when values cannot be inspected.
     """
-    ignore = attn.IGNORE
+    ignore: Tensor = attn.IGNORE
     known, version, masks = _IGNORED.get(attn, (None, 0, True))
     if known is not ignore or version != ignore._version:
         try:

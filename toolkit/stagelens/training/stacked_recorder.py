@@ -35,7 +35,7 @@ class StackedRecorder:
     metrics and the other probes are computed member by member after the pass, with the member's own task. `apart` says
     why every recorder looks for itself instead: a probe of the second kind has hooks, the batches are large, groups or
     queries differ, or a number is not what a member finds alone. All members are compared at the first two
-    observations, and one of them, each in turn, at the 4th, 8th, 16th, ...
+    observations, and one of the others than the first, each in turn, at the 4th, 8th, 16th, ...
     """
 
     def __init__(self, stacked: Stacked, recorders: Sequence[Recorder]) -> None:
@@ -74,7 +74,8 @@ class StackedRecorder:
         if self._observed <= CHECKED:
             return range(members)
         doublings = self._observed.bit_length() - 1
-        return [-doublings % members] if self._observed == 2**doublings else []
+        turn = 1 + doublings % (members - 1)  # not the first member, whose probes do the vectorized pass
+        return [turn] if self._observed == 2**doublings else []
 
     def _stack_inputs(self) -> None:
         """Batches and directions as tensors [seed, ...], of which the batches of the recorders become views."""
