@@ -14,8 +14,8 @@ from stagelens import Prediction
 from stagelens.figures import drawing, loss_figure, probes_figure, specialization_figure, styled, timelines
 from stagelens.figures.attention import NARROWEST, _panel, composite
 from stagelens.figures.labels import legend_beside, legend_row, name_beside, name_times, spread
-from stagelens.figures.timelines import MASS
 from stagelens.figures.style import COLOURS, MOST_LETTERS, grid, headline, make_room, save
+from stagelens.figures.timelines import MASS
 
 LOSS = staircase(STEPS, (200, 600), (3.0, 2.0, 1.0))
 LEVELS = [3.0, 2.0, 1.2, 1.15, 1.1, 1.05, 1.0]
