@@ -2,8 +2,8 @@
 
 Run with `python -m benchmarks.coverage`. Every design is drawn 3000 times and fitted with `sl.fit_law`. It exits with 1
 if a design is covered in fewer than 93% or more than 97% of the laws. Points with different numbers of seeds have only
-the lower bar: their errors are those of HC3, which covers more if the well-measured points decide. Designs without a bar
-are reported only: their noise is not the same at every point, which a t interval assumes.
+the lower bar: their errors are those of HC3, which covers more if the well-measured points decide. Designs without a
+bar are reported only: their noise is not the same at every point, which a t interval assumes.
 """
 
 from __future__ import annotations

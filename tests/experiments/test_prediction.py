@@ -85,8 +85,8 @@ def test_times_are_compared_with_transitions_one_to_one() -> None:
 @pytest.mark.parametrize("late", [1001.0, 4000.0])
 def test_a_time_after_the_last_step_is_not_compared_with_a_transition(late: float) -> None:
     times = [sl.Prediction(f"t{i}", "time", when, "Eq. 2") for i, when in enumerate((late, 300.0))]
-    for given, measured in ((times[:1], [None]), (times, [None, pytest.approx(600, abs=3)])):
-        found = score(given, timeline(loss=stairs([3, 1], [600])))
+    for predicted, measured in ((times[:1], [None]), (times, [None, pytest.approx(600, abs=3)])):
+        found = score(predicted, timeline(loss=stairs([3, 1], [600])))
         assert [f.measured for f in found] == measured and found[0].note == NOT_REACHED
 
 

@@ -27,7 +27,8 @@ class Prediction:
 
     kind `level`: `expected` is a value that the series rests at; by default it is compared with a plateau.
     kind `time`: `expected` is the step of an event; by default it is compared with a transition. Plateaus and
-    transitions are matched one to one with the predictions of one series, so that none is used twice.
+    transitions are matched one to one with the predictions of one series, so that none is used twice. A time after
+    the last step, and a level far beyond the range of the series, are not reached, whatever the nearest stage is.
     kind `curve`: `expected` is a function of the steps; it is compared over `window`, where it was measured.
     `place` picks one number a step of a series with dims, by coordinate: `{"head": 2}`.
     `event` replaces the default comparison of a time: it names the event of the flow that the time is compared with.

@@ -77,7 +77,7 @@ def specialization_figure(run: Run) -> Figure | None:
     shape, margin = (n_layers, n_heads), (0.65, 1.35, 0.6, 0.5)
     figure, axes = grid(shape, panel=(2.1, 1.75), gap=(0.45, 0.35), margin=margin, sharex=True, sharey=True)
     layers = column.coordinate("layer")
-    missing = np.isnan(values).all(axis=(0, 3))  # [layer, head]: a layer may have fewer heads than another
+    missing: Any = np.isnan(values).all(axis=(0, 3))  # [layer, head]: a layer may have fewer heads than another
     for layer, head in np.ndindex(n_layers, n_heads):
         axis = axes[layer, head]
         if missing[layer, head]:
@@ -142,7 +142,13 @@ def _head_panel(axis: Axes, name: str, dims: Sequence[str], sizes: Sequence[int]
     few = bool(along) and 0 < len(labels) <= MOST_IN_SMALL_LEGEND and rows <= MOST_ROWS
     if few:
         place: Any = {"loc": "lower left", "bbox_to_anchor": (-0.02, 1.0), "borderaxespad": 0.1, "frameon": False}
-        widths: Any = {"handlelength": 1.9, "handletextpad": 0.4, "columnspacing": 0.9, "fontsize": 6.5, "borderpad": 0.1}
+        widths: Any = {
+            "handlelength": 1.9,
+            "handletextpad": 0.4,
+            "columnspacing": 0.9,
+            "fontsize": 6.5,
+            "borderpad": 0.1,
+        }
         axis.legend(handles, labels, ncols=-(-len(labels) // rows), **place, **widths)
     title = name if few or not along else f"{name}, by {' and '.join(along)}"
     if len(title) > WIDE_TITLE:

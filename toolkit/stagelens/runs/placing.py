@@ -112,7 +112,7 @@ def _replaced_before(folder: Path) -> list[Path]:
     found = []
     for mark in sorted(folder.parent.glob(f"{glob.escape(folder.name)}-replaced*/{REPLACED}")):
         with suppress(OSError, UnicodeDecodeError):
-            if not mark.parent.is_symlink() and mark.read_text() == _mark(folder.name, mark.parent):
+            if mark.is_file() and not mark.parent.is_symlink() and mark.read_text() == _mark(folder.name, mark.parent):
                 found.append(mark.parent)
     return found
 
