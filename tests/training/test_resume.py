@@ -33,6 +33,7 @@ from stagelens.recording.probes import Probe
 from stagelens.runs import checkpoint
 from stagelens.runs.run import is_being_written
 from stagelens.runs.store import FILE, Store
+from stagelens.timelines import pack
 from stagelens.timelines.timeline import pack
 
 
