@@ -13,7 +13,7 @@ from stagelens import Probe, Reading
 from stagelens.recording import DoesNotApply, Omitted, Scene, Site, layers, stack_layers, wide
 from stagelens_probes.attention import PATTERN, normalized
 from stagelens_probes.next_token import scored_losses
-from stagelens_probes.norms import largest_entry
+from stagelens_probes.norms import scale_of
 from stagelens_probes.repeats import (
     FEWEST_TOKENS,
     LONGEST,
@@ -44,7 +44,7 @@ def attention(pattern: Tensor, visible: Tensor) -> Tensor:
 
 def in_units(matrix: Tensor) -> Tensor:
     """`matrix` [..., m, n], each divided by its own largest entry."""
-    return matrix / largest_entry(matrix, (-2, -1))
+    return matrix / scale_of(matrix, (-2, -1))
 
 
 def copying_scores(around: Tensor, w_v: Tensor, w_o: Tensor) -> Tensor:

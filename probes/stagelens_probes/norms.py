@@ -19,20 +19,23 @@ def norm(tensor: Tensor) -> Tensor:
 def row_norms(tensor: Tensor) -> Tensor:
     """Euclidean norm of each `tensor[i]`, [row]; `tensor` is [row, ...].
 
-    Each row is divided by its largest entry before it is squared: the square of 1e-23 is 0 in float32.
+    Each row is divided by its scale before it is squared: the square of 1e-23 is 0 in float32.
     """
     rows = wide(tensor).flatten(1)
     if not rows.shape[1]:
         return rows.new_zeros(len(rows))
-    scale = largest_entry(rows, (1,))  # [row, 1]
+    scale = scale_of(rows, (1,))  # [row, 1]
     sizes: Tensor = vector_norm(rows / scale, dim=1) * scale[:, 0]
     return sizes
 
 
-def largest_entry(tensor: Tensor, dim: tuple[int, ...]) -> Tensor:
-    """The largest |entry| over `dim`, which is kept with size 1, to divide by; 1 if it is 0 or not finite."""
+def scale_of(tensor: Tensor, dim: tuple[int, ...]) -> Tensor:
+    """The power of two next to the largest |entry| over `dim`, kept with size 1; 1 if that is 0 or not finite.
+
+    Dividing by a power of two rounds nothing: components of equal variance stay the ones that they were.
+    """
     largest = vector_norm(tensor, torch.inf, dim=dim, keepdim=True)
-    return torch.where((largest > 0) & largest.isfinite(), largest, 1.0)
+    return torch.where((largest > 0) & largest.isfinite(), largest.log2().floor().exp2(), 1.0)
 
 
 def joint_norm(norms: Iterable[Tensor]) -> Tensor:

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from stagelens import Probe, Reading
 from stagelens.recording import DoesNotApply, Omitted, Reduced, Scene, Site, layers, stack_layers, wide
-from stagelens_probes.norms import largest_entry
+from stagelens_probes.norms import scale_of
 from stagelens_probes.positions import as_index, rows_of
 
 KEYS, QUERIES = "attn.hook_k", "attn.hook_q"
@@ -31,7 +31,7 @@ def second_moment(activation: Tensor) -> Tensor:
     of each head's largest entry: the square of 1e-23 is 0 in float32, and the readings are ratios.
     """
     x = wide(activation).flatten(0, 1).permute(1, 2, 0).contiguous()  # [head, d_head, sample]
-    x = x / largest_entry(x, (1, 2))
+    x = x / scale_of(x, (1, 2))
     return x @ x.mT / x.shape[2]
 
 
