@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import copy
+import signal
 import warnings
 from collections import UserDict
 from collections.abc import Iterator
@@ -18,10 +19,11 @@ from torch.nn.functional import cross_entropy
 from transformer_lens import HookedRootModule
 
 import stagelens as sl
+from kit.probe_models import tokens, transformer
 from kit.tasks import Regression, Repeats, TwoMaps
 from stagelens.models import build_transformer
 from stagelens.recording import guard
-from stagelens.recording.guard import ModelChanged, reached
+from stagelens.recording.guard import ModelChanged, fingerprint, reached
 
 # Modes.
 
@@ -375,3 +377,54 @@ def test_the_trainings_own_batch_is_not_touched_either() -> None:
 
     sl.Recorder(task.build_model(), [], stored, loss=blanking).measure(0)
     assert torch.equal(stored, before)
+
+
+@pytest.mark.parametrize("strict", [False, True])
+def test_a_users_own_loop_gets_no_signal_handler(strict):
+    seen = []
+
+    @sl.probe(hooks="attn.hook_pattern", dims=("head",))
+    def looks(pattern, scene):
+        seen.append(signal.getsignal(signal.SIGALRM))
+        return pattern.mean((0, 2, 3))
+
+    before = signal.getsignal(signal.SIGALRM)
+    recorder = sl.Recorder(transformer(), [looks], tokens(), strict=strict)
+    recorder.measure(0)
+    assert not recorder.problems and seen and all((one is before) is not strict for one in seen)
+    assert signal.getsignal(signal.SIGALRM) is before
+
+
+class WritesAt(sl.Probe):
+    name, gives = "writes", ("value",)
+
+    def __init__(self, first=0):
+        super().__init__()
+        self.first = first
+
+    def readings(self, reduced, scene):
+        if scene.step >= self.first:
+            next(scene.model.parameters()).data.mul_(1.5)
+        yield sl.Reading("value", 0.0)
+
+
+@pytest.mark.parametrize(("strict", "step"), [(False, 0), (True, 0), (True, 3)])
+def test_a_changed_parameter_is_noticed_at_the_first_measurement_or_with_strict_at_any(strict, step):
+    recorder = sl.Recorder(transformer(), [WritesAt(step)], tokens(), strict=strict)
+    for earlier in range(step):
+        recorder.measure(earlier)
+    with pytest.raises(ModelChanged, match="probe 'writes' changed the model's parameters"):
+        recorder.measure(step)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16])
+def test_a_fingerprint_tells_any_change_of_one_number(dtype):
+    model = torch.nn.Linear(5, 3).to(dtype)
+    before = fingerprint(model)
+    assert before == fingerprint(model)
+    kept = model.weight.data[1, 2].clone()
+    for value in (kept * (1 + 2 * torch.finfo(dtype).eps), -kept, torch.tensor(torch.nan)):
+        model.weight.data[1, 2] = value
+        assert fingerprint(model) != before
+        model.weight.data[1, 2] = kept
+    assert fingerprint(model) == before

@@ -34,7 +34,7 @@ from kit.victims import (  # noqa: F401
 )
 from stagelens.base.errors import UsageError
 from stagelens.recording.guard import ModelChanged, resident
-from stagelens.recording.limits import MEMORY_LIMIT, TIME_LIMIT, contained
+from stagelens.recording.limits import MEMORY_LIMIT, TIME_LIMIT, armed, contained
 from stagelens.runs.run import is_being_written
 from stagelens.runs.store import read_measurements
 
@@ -155,7 +155,7 @@ def test_a_clock_that_is_set_back_changes_nothing(victims, whole, tmp_path):
 def recorder_of(*probes, task=Regression, settings=()):
     made = task(task.Config(**dict(settings)))
     model, batch = made.build_model(), made.sample(4, torch.Generator().manual_seed(0))
-    return sl.Recorder(model, [*probes, "weight_norms"], batch, loss=made.loss)
+    return sl.Recorder(model, [*probes, "weight_norms"], batch, loss=made.loss, strict=True)
 
 
 @pytest.mark.parametrize("probe", [one for one in PROBES if not issubclass(one, Changes | ChangesData | ChangesInHook)])
@@ -271,7 +271,7 @@ def test_somebody_elses_alarm_is_left_as_found():
     before = signal.signal(signal.SIGALRM, lambda *_: rung.append(1))
     signal.setitimer(signal.ITIMER_REAL, 0.05)
     try:
-        with contained():
+        with armed(), contained():
             time.sleep(0.1)
         assert not rung
         time.sleep(0.1)

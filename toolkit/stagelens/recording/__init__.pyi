@@ -1,6 +1,6 @@
 from .context import Scene as Scene, Site as Site, causal_keys as causal_keys
 from .guard import ModelChanged as ModelChanged
-from .limits import contained as contained
+from .limits import armed as armed, contained as contained
 from .precision import wide as wide
 from .probes import (
     DoesNotApply as DoesNotApply,

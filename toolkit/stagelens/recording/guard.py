@@ -7,9 +7,8 @@ from __future__ import annotations
 
 import os
 import random
-import zlib
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -22,6 +21,7 @@ from stagelens.recording.limits import MEMORY_LIMIT, TIME_LIMIT, armed, limit
 
 PAGE = os.sysconf("SC_PAGE_SIZE") if hasattr(os, "sysconf") else 4096
 ONLY_MODES = ("torch", "transformer_lens", "transformers")  # whose `train` and `eval` leave weights alone
+BITS = {2: torch.int16, 4: torch.int32, 8: torch.int64}  # whole numbers by the bytes of a number
 GLOBAL: Any = np.random  # numpy's global generator, which others may rely on
 
 
@@ -36,14 +36,19 @@ class Misbehaved(Exception):
 class Guard:
     """Watches the measurements of one model.
 
+    It puts the random states back after every measurement, and checks at the first one that no parameter changed.
+    A `strict` guard, as runs and `check_probe` have it, checks the parameters every time and stops probes that hang or
+    leak memory. In a user's own loop the guard is not strict: it installs no signal handler.
+
     Comparing before and after costs little, but names nobody. So after a measurement in which something happened,
     the next one is made with a pass for each probe, and `watching` around it.
     """
 
-    def __init__(self, model: nn.Module) -> None:
-        self._model = model
-        self._limit = limit(MEMORY_LIMIT)
-        limit(TIME_LIMIT)  # a mistake in it is told here, not taken for a probe's
+    def __init__(self, model: nn.Module, strict: bool = False) -> None:
+        self._model, self._strict = model, strict
+        self._limit = limit(MEMORY_LIMIT) if strict else 0.0
+        if strict:
+            limit(TIME_LIMIT)  # a mistake in it is told here, not taken for a probe's
         self._measured = 0
         self._resident = 0.0  # MiB, after the first measurement
         self._resigned = False
@@ -55,7 +60,7 @@ class Guard:
         states = RandomStates.now()
         with self.unchanged():
             try:
-                with armed(), torch.random.fork_rng(enabled=torch.accelerator.is_available()):
+                with self.timed(), torch.random.fork_rng(enabled=torch.accelerator.is_available()):
                     yield
             finally:
                 if drawn := RandomStates.now() != states:
@@ -67,7 +72,10 @@ class Guard:
 
     @contextmanager
     def unchanged(self) -> Iterator[None]:
-        """Raises ModelChanged if the block changes the parameters."""
+        """Raises ModelChanged if the block changes the parameters; a guard that is not strict looks at the first."""
+        if self._measured and not self._strict:
+            yield
+            return
         weights = fingerprint(self._model)
         yield
         if fingerprint(self._model) != weights:
@@ -103,6 +111,10 @@ class Guard:
             for one, value in zip(parameters, kept, strict=True):
                 one.copy_(value)
 
+    def timed(self) -> AbstractContextManager[None]:
+        """Around calls of probes: a strict guard limits their time."""
+        return armed() if self._strict else nullcontext()
+
     def resign(self) -> None:
         """Looks no longer for who draws and who keeps memory: the task does it itself."""
         self._resigned = True
@@ -124,7 +136,7 @@ def evaluating(model: nn.Module) -> Iterator[None]:
     kept = _copies(model) if any(map(_may_change_weights, custom)) else []
     mode = model.training
     model.eval()
-    merged = fingerprint(model) if kept else 0
+    merged = fingerprint(model) if kept else ()
     try:
         yield
     finally:
@@ -187,13 +199,14 @@ def _has_own_modes(module: nn.Module) -> bool:
     )
 
 
-def fingerprint(model: nn.Module) -> int:
-    """A checksum of the parameters."""
-    crc = 0
+def fingerprint(model: nn.Module) -> tuple[int, ...]:
+    """A checksum of each parameter: the sum of its bits as whole numbers, computed on its own device."""
+    sums: dict[torch.device, list[Tensor]] = {}
     for parameter in model.parameters():
-        flat = parameter.detach().cpu().contiguous().reshape(-1)
-        crc = zlib.crc32(flat.view(torch.uint8).numpy().data, crc)
-    return crc
+        flat = parameter.detach().contiguous().reshape(-1)
+        bits = flat.view(BITS.get(flat.element_size(), torch.uint8))
+        sums.setdefault(flat.device, []).append(bits.sum(dtype=torch.int64))
+    return tuple(number for one in sums.values() for number in torch.stack(one).tolist())
 
 
 @dataclass(frozen=True)

@@ -79,16 +79,16 @@ def can_ring() -> bool:
 def contained() -> Iterator[None]:
     """Around a call of a plugin: turns its hanging, and its `sys.exit`, into an ordinary error.
 
-    The limit is kept by a signal, so in the main thread alone, and not inside one call of a library that never returns.
+    Its time is limited inside `armed` only. The limit is kept by a signal, so in the main thread alone, and not inside
+    one call of a library that never returns.
     """
-    with armed():
-        if _watch.seconds and can_ring():
-            _watch.began = time.monotonic()
-        try:
-            yield
-        except _Alarm:
-            raise TimeoutError(f"it took more than {_watch.seconds:g} s (${TIME_LIMIT} sets the limit)") from None
-        except SystemExit as end:
-            raise RuntimeError(f"it called sys.exit({end.code!r})") from None
-        finally:
-            _watch.began = None
+    if _watch.seconds and can_ring():
+        _watch.began = time.monotonic()
+    try:
+        yield
+    except _Alarm:
+        raise TimeoutError(f"it took more than {_watch.seconds:g} s (${TIME_LIMIT} sets the limit)") from None
+    except SystemExit as end:
+        raise RuntimeError(f"it called sys.exit({end.code!r})") from None
+    finally:
+        _watch.began = None

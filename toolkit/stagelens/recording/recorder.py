@@ -42,7 +42,8 @@ class Recorder:
 
     Parameters, gradients, hooks, train/eval mode and all random states are left as found. A probe that does not
     apply is in `skipped` with its reason, and so is a single reading (`probe/reading`) that a probe omits; a probe that
-    fails is in `problems`, and the rest goes on without it.
+    fails is in `problems`, and the rest goes on without it. With `strict` the recorder also stops probes that hang or
+    leak memory, and checks at every measurement, not at the first alone, that no parameter changed.
     """
 
     def __init__(
@@ -59,6 +60,7 @@ class Recorder:
         random_batch: bool = False,
         host: Host | None = None,
         sink: Sink | None = None,
+        strict: bool = False,
     ) -> None:
         if not hasattr(model, "hook_dict"):
             raise UsageError(
@@ -82,7 +84,7 @@ class Recorder:
         )
         self._task = task
         self._sink = sink
-        self._guard = Guard(model)
+        self._guard = Guard(model, strict)
         self.measurements: list[Measurement] = []
         self.skipped: dict[str, str] = {}
         self.problems: dict[str, str] = {}
@@ -95,7 +97,7 @@ class Recorder:
     def _admit(self, probe: Probe) -> None:
         """Takes `probe` in, unless it says, or shows, that it does not apply."""
         try:
-            with contained():
+            with self._guard.timed(), contained():
                 reason = probe.applies(self.scene)
         except Exception as error:
             self.problems[probe.name] = self._problem(probe, error)

@@ -30,7 +30,7 @@ def check_probe(
     if batch is None:
         batch = task.sample(4, torch.Generator().manual_seed(0)) if task else _small_batch()
     model.train()
-    recorder = Recorder(model, [kind], batch, task=task, loss=None if task else _next_token_loss)
+    recorder = Recorder(model, [kind], batch, task=task, loss=None if task else _next_token_loss, strict=True)
     name = kind.name
     assert name not in recorder.skipped, f"probe {name!r} does not apply: {recorder.skipped[name]}"
     before, state = _copy(model), torch.get_rng_state()

@@ -44,6 +44,7 @@ class Track:
                 task=training.task,
                 host=writer.host,
                 sink=self._keep,
+                strict=True,
             )
         self.steps = int(writer.manifest.steps)
         self.schedule = training.task.schedule()

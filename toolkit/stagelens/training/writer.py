@@ -22,7 +22,7 @@ from stagelens.experiments import (
     too_late,
 )
 from stagelens.host import Host
-from stagelens.recording import contained
+from stagelens.recording import armed, contained
 from stagelens.runs import (
     DETECTOR,
     Manifest,
@@ -134,7 +134,7 @@ def tell(host: Host, hook: str, **about: Any) -> None:
     """Tells the plugins. One that raises or hangs stops the run, with a note of its name; what is on disk stays."""
     caller = getattr(host.manager.hook, hook)
     try:
-        with contained():
+        with armed(), contained():
             caller(**about)
     except Exception as error:
         ways = [error, error.__context__] if error.__context__ else [error]  # a limit's error has left the call behind
