@@ -75,7 +75,7 @@ def _compare(stacked: Stacked, alone: Sequence[Training]) -> None:
 def _compare_step(stacked: Stacked, index: int, alone: Training) -> None:
     """Raises unless the loss of the first update and its gradients are those of the member alone."""
     assert stacked.loss is not None and alone.loss is not None
-    near, _ = AGREE.get(alone.loss.dtype, (1e-2, 1e-1))
+    near, _ = AGREE.get(alone.loss.dtype, (1e-3, 1e-2))
     own = {name: parameter.grad for name, parameter in alone.model.named_parameters()}
     size = max((float(gradient.abs().max()) for gradient in own.values() if gradient is not None), default=0.0)
     differ = abs(float(stacked.loss[index] - alone.loss)) > near * max(abs(float(alone.loss)), 1e-30)
@@ -98,7 +98,7 @@ def _compare_updates(together: Training, alone: Training, start: Tensors, pulls:
     layer, Adam moves the number all the same, in any direction, and the loss does not depend on it.
     """
     assert alone.loss is not None
-    _, near = AGREE.get(alone.loss.dtype, (1e-2, 1e-1))
+    _, near = AGREE.get(alone.loss.dtype, (1e-3, 1e-2))
     ours, theirs = _parameters(together), _parameters(alone)
     wrong, whole = {}, {}
     for name, pull in pulls.items():
