@@ -1,0 +1,67 @@
+"""The order in which heads learn, the plateaus that follow from it, and the time of the first jump (A.4)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from stagelens import Prediction, Timeline
+
+Heads = tuple[int, ...]  # heads, or the tokens that they match, counted from 1
+
+
+def learning_order(betas: Sequence[float], order: int) -> list[Heads]:
+    """Returns the heads in the order in which they learn: by falling beta, heads with equal beta together (A.4).
+
+    A head with beta = 0 never learns. Once k - 1 tokens are matched, nothing is left to learn.
+    """
+    together: list[Heads] = []
+    for value in sorted({b for b in betas if b > 0}, reverse=True):
+        if sum(map(len, together)) < order - 1:
+            together.append(tuple(h for h, b in enumerate(betas, start=1) if b == value))
+    return together
+
+
+def tokens_named(tokens: Sequence[int]) -> str:
+    """Returns `token 1`, `tokens 1 and 2`, ...; tokens are counted from the end."""
+    *most, last = map(str, tokens)
+    return f"tokens {', '.join(most)} and {last}" if most else f"token {last}"
+
+
+def stage_names(together: Sequence[Heads]) -> list[str]:
+    """Returns the name of each stage, from the heads that learn in it."""
+    return [f"{tokens_named(heads)} matched" for heads in together]
+
+
+def partial_matches(together: Sequence[Heads]) -> dict[str, Heads]:
+    """Returns the matched tokens before the first stage and after each stage, by name."""
+    found: dict[str, Heads] = {"nothing": ()}
+    matched: Heads = ()
+    for heads in together:
+        matched += heads
+        found[tokens_named(sorted(matched))] = matched
+    return found
+
+
+def plateau_predictions(together: Sequence[Heads], order: int, level: Callable[[int], float]) -> list[Prediction]:
+    """Returns one predicted level per plateau; `level` maps a number of matched tokens to a loss."""
+    return [
+        Prediction(f"{name} matched", "level", level(min(len(matched), order)), "A.4, (1 - 1/(k-j)!)(1 - 1/|R|)")
+        for name, matched in partial_matches(together).items()
+    ]
+
+
+def escape_prediction(step: float, half: float) -> Prediction:
+    """Returns the predicted step of the first jump, compared with the step at which the loss falls to `half`."""
+
+    def measured(timeline: Timeline) -> float | None:
+        steps, losses = timeline.scalar("loss")
+        below = np.flatnonzero(losses <= half)
+        if not len(below) or below[0] == 0:
+            return None
+        pair = slice(below[0] - 1, below[0] + 1)
+        return float(np.interp(-half, -losses[pair], steps[pair]))
+
+    what = "step at which the loss is half-way from the first plateau to the second"
+    return Prediction("first jump", "time", step, "Theorem 3.1, escape time", measure=measured, compared_with=what)
