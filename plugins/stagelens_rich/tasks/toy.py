@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from stagelens import Group, Phase, Prediction, Schedule, Task, Timeline
+from stagelens import Group, Prediction, Schedule, Task, Timeline, TrainingPhase
 from stagelens.base import generator
 from stagelens.experiments import Batch, Config, FixedBatch, Floats, integrate
 from stagelens_rich import theory
@@ -106,10 +106,11 @@ class RichToy(Mixed):
         first, second = (list(block.parameters()) for block in model.blocks)
         return torch.optim.SGD([{"params": second}, {"params": first, "lr": c.first_lr}], lr=c.lr)
 
-    def phases(self) -> Sequence[Phase]:
+    def phases(self) -> Sequence[TrainingPhase]:
         c = self.config
-        second = Phase("Stage II: second layer", c.steps - c.first_steps, ("blocks.1.*",))
-        return [Phase("Stage I: first layer", c.first_steps, ("blocks.0.*",)), second] if c.first_steps else [second]
+        second = TrainingPhase("Stage II: second layer", c.steps - c.first_steps, ("blocks.1.*",))
+        first = TrainingPhase("Stage I: first layer", c.first_steps, ("blocks.0.*",))
+        return [first, second] if c.first_steps else [second]
 
     def schedule(self) -> Schedule:
         return LayerwiseSchedule(log=40, even=60, first=self.config.first_steps)
@@ -194,8 +195,8 @@ class HighDim(Mixed):
         kind = torch.optim.Adam if self.config.optimizer == "adam" else torch.optim.SGD
         return kind(model.parameters(), lr=self.config.lr)
 
-    def phases(self) -> Sequence[Phase]:
-        return [Phase("Stage II: second layer", self.config.steps, ("blocks.1.*",))]
+    def phases(self) -> Sequence[TrainingPhase]:
+        return [TrainingPhase("Stage II: second layer", self.config.steps, ("blocks.1.*",))]
 
     def conserved(self, model: Any) -> Mapping[str, Tensor]:
         """Returns the balance law for gradient descent; Adam does not conserve it."""
