@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from stagelens import Event, Flow, Prediction, Reading
-from stagelens.experiments import Config, Floats, State
+from stagelens.experiments import Config, Floats, State, recording_times
 from stagelens_recall import theory
 from stagelens_recall.config import RecallFlowConfig
 from stagelens_recall.predictions import learning_order, plateau_predictions, stage_names
@@ -86,10 +86,9 @@ class RecallFlow(Flow):
         return [Event("escape", lambda _, state: self._loss(state) - half, terminal=False, direction=-1)]
 
     def times(self) -> Floats:
-        """Half of them even, half even in log time from 1 on."""
+        """Returns the recorded times [time]: half evenly spaced, half evenly spaced in log time."""
         end, points = self.config.time, self.config.points
-        log = np.geomspace(min(1.0, end / 10), end, points - points // 2)
-        return np.unique(np.concatenate([np.linspace(0, end, points // 2 + 1), log]))
+        return recording_times(end, even=points // 2 + 1, log=points - points // 2, first=min(1.0, end / 10))
 
     @property
     def learning_order(self) -> list[tuple[int, ...]]:

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-import numpy as np
-
 from stagelens import Prediction, Timeline
+from stagelens.timelines import first_crossing
 
 Heads = tuple[int, ...]  # heads, or the tokens that they match, counted from 1
 
@@ -57,11 +56,7 @@ def escape_prediction(step: float, half: float) -> Prediction:
 
     def measured(timeline: Timeline) -> float | None:
         steps, losses = timeline.scalar("loss")
-        below = np.flatnonzero(losses <= half)
-        if not len(below) or below[0] == 0:
-            return None
-        pair = slice(below[0] - 1, below[0] + 1)
-        return float(np.interp(-half, -losses[pair], steps[pair]))
+        return first_crossing(steps, losses, half, rising=False) if losses[0] > half else None
 
     what = "step at which the loss is half-way from the first plateau to the second"
     return Prediction("first jump", "time", step, "Theorem 3.1, escape time", measure=measured, compared_with=what)

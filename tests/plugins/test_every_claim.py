@@ -10,7 +10,7 @@ import pytest
 
 import stagelens_linear_icl.claims
 import stagelens_linear_icl.variation_claims
-import stagelens_rich.claims
+import stagelens_rich.flow
 from stagelens.claims import Check, at_least, close, equal, ordered, reached, reported
 from stagelens.claims.lab import Lab
 from stagelens.claims.verifying import choose, verify_claim
@@ -56,7 +56,7 @@ def nothing_happens(monkeypatch):
     linear, variations, rich = (
         stagelens_linear_icl.claims,
         stagelens_linear_icl.variation_claims,
-        stagelens_rich.claims,
+        stagelens_rich.flow,
     )
     brief = {**linear.LONG, "steps": 400}
     for module in (linear, variations):

@@ -11,7 +11,7 @@ from transformer_lens import HookedRootModule
 
 from stagelens import Group, Prediction, Schedule, Task
 from stagelens.base import generator
-from stagelens.experiments import Config
+from stagelens.experiments import Config, FixedBatch
 from stagelens_recall import theory
 from stagelens_recall.config import SimplifiedConfig
 from stagelens_recall.data import all_permutations, asked_in, queries_of, recall_reference, sample_sequences
@@ -60,8 +60,7 @@ class Simplified(Task):
         """Returns a function from a step to its batch; unless sampled, every step has the same query."""
         if self.config.sampled:
             return super().batches(device)
-        query = all_permutations(self.config.order)[:1].to(device)
-        return lambda step: query  # noqa: ARG005
+        return FixedBatch(all_permutations(self.config.order)[:1], device)
 
     def _queries(self, batch: Tensor) -> Tensor:
         return queries_of(batch, self.config.order) if self.config.sampled else batch
