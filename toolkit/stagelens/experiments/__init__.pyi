@@ -29,6 +29,6 @@ from .prediction import (
 from .random_matrices import haar as haar
 from .schedule import CHECKPOINTS as CHECKPOINTS, Schedule as Schedule
 from .solving import Solution as Solution, solve as solve
-from .task import Batch as Batch, Group as Group, Phase as Phase, Task as Task
+from .task import Batch as Batch, Group as Group, Task as Task, TrainingPhase as TrainingPhase
 from .times import recording_times as recording_times
 from .training import SMALLER as SMALLER, Training as Training, fused as fused, trained as trained
