@@ -11,7 +11,7 @@ from stagelens import Event, Flow, Prediction, Reading
 from stagelens.experiments import Config, Floats, State, recording_times
 from stagelens_recall import theory
 from stagelens_recall.config import RecallFlowConfig
-from stagelens_recall.predictions import learning_order, plateau_predictions, stage_names
+from stagelens_recall.predictions import ESCAPE, learning_order, plateau_predictions, stage_names
 
 LEARNED_W = np.log(1e6)  # the score on its own token of a head that starts learned: attention is one-hot
 
@@ -81,8 +81,7 @@ class RecallFlow(Flow):
     def events(self) -> Sequence[Event]:
         """Returns the crossing `escape`: the loss is half-way between the first plateau and the next."""
         c = self.config
-        first, second = (theory.plateau_loss(c.order, c.responses, c.learned + j) for j in (0, 1))
-        half = (first + second) / 2
+        half = theory.half_way(c.order, c.responses, c.learned)
         return [Event("escape", lambda _, state: self._loss(state) - half, terminal=False, direction=-1)]
 
     def times(self) -> Floats:
@@ -101,16 +100,14 @@ class RecallFlow(Flow):
     def predictions(self) -> Sequence[Prediction]:
         """Returns the plateaus from the start on, and the time of the first jump."""
         c = self.config
-        levels = plateau_predictions(
-            self.learning_order, c.order, lambda j: theory.plateau_loss(c.order, c.responses, j)
-        )
+        levels = plateau_predictions(self.learning_order, c.order, c.responses, "dot-product")
         if c.learned:
             return levels[1:]
         largest = max(c.first_betas)
         if largest == 0:
             return levels
         end = theory.escape_time(largest, c.order, c.responses) / c.rate
-        return [*levels, Prediction("first jump", "time", end, "Theorem 3.1, escape time", event="escape")]
+        return [*levels, Prediction("first jump", "time", end, ESCAPE, event="escape")]
 
     def stage_names(self) -> Sequence[str]:
         return stage_names(self.learning_order)[1 if self.config.learned else 0 :]

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from stagelens import Prediction, Timeline
 from stagelens.timelines import first_crossing
+from stagelens_recall import theory
 
 Heads = tuple[int, ...]  # heads, or the tokens that they match, counted from 1
+PLATEAU, ESCAPE = "A.4, (1 - 1/(k-j)!)(1 - 1/|R|)", "Theorem 3.1, escape time"
 
 
 def learning_order(betas: Sequence[float], order: int) -> list[Heads]:
@@ -43,10 +45,11 @@ def partial_matches(together: Sequence[Heads]) -> dict[str, Heads]:
     return found
 
 
-def plateau_predictions(together: Sequence[Heads], order: int, level: Callable[[int], float]) -> list[Prediction]:
-    """Returns one predicted level per plateau; `level` maps a number of matched tokens to a loss."""
+def plateau_predictions(together: Sequence[Heads], order: int, responses: int, loss: str) -> list[Prediction]:
+    """Returns one predicted level per plateau."""
+    level = theory.plateau_loss if loss == "dot-product" else theory.plateau_cross_entropy
     return [
-        Prediction(f"{name} matched", "level", level(min(len(matched), order)), "A.4, (1 - 1/(k-j)!)(1 - 1/|R|)")
+        Prediction(f"{name} matched", "level", level(order, responses, min(len(matched), order)), PLATEAU)
         for name, matched in partial_matches(together).items()
     ]
 
@@ -59,4 +62,4 @@ def escape_prediction(step: float, half: float) -> Prediction:
         return first_crossing(steps, losses, half, rising=False) if losses[0] > half else None
 
     what = "step at which the loss is half-way from the first plateau to the second"
-    return Prediction("first jump", "time", step, "Theorem 3.1, escape time", measure=measured, compared_with=what)
+    return Prediction("first jump", "time", step, ESCAPE, measure=measured, compared_with=what)

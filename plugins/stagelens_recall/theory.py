@@ -24,6 +24,11 @@ def plateau_loss(order: int, responses: int, matched: int) -> float:
     return (1 - 1 / factorial(order - matched)) * (1 - 1 / responses)
 
 
+def half_way(order: int, responses: int, matched: int = 0) -> float:
+    """Returns the dot-product loss half-way between the plateaus with j and with j + 1 tokens matched."""
+    return (plateau_loss(order, responses, matched) + plateau_loss(order, responses, matched + 1)) / 2
+
+
 def plateau_cross_entropy(order: int, responses: int, matched: int) -> float:
     """Returns the cross-entropy while j tokens are matched.
 

@@ -56,7 +56,7 @@ class SufficientODE(Claim):
         yield equal("the form that the flow supports", closest, "without Eq. 4's factor 2", "Eqs. 4, 5, 6")
 
 
-class BalanceOfHeads(Claim):
+class RecallConservation(Claim):
     id = "R5"
     title = "f(alpha) - beta^2/4 is conserved, with the proof's sign of the last term"
     reference = "Theorem 3.1d"

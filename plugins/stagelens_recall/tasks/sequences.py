@@ -14,7 +14,6 @@ from stagelens import Group, Prediction, Schedule, Task
 from stagelens.base import derive, generator
 from stagelens.experiments import Config
 from stagelens.models import build_transformer
-from stagelens_recall import theory
 from stagelens_recall.config import OriginalConfig, RecallTransformerConfig
 from stagelens_recall.data import context_length, response_reference, sample_sequences
 from stagelens_recall.losses import answer_loss
@@ -81,8 +80,7 @@ class OnSequences(Task):
     def predictions(self) -> Sequence[Prediction]:
         """Returns the plateaus of the simplified model."""
         c = self.config
-        level = theory.plateau_loss if c.loss == "dot-product" else theory.plateau_cross_entropy
-        return plateau_predictions(self.learning_order, c.order, lambda j: level(c.order, c.responses, j))
+        return plateau_predictions(self.learning_order, c.order, c.responses, c.loss)
 
     def stage_names(self) -> Sequence[str]:
         return ["responses attended", *stage_names(self.learning_order)]
@@ -111,10 +109,7 @@ class Standard(OnSequences):
     id = "recall/transformer"
     title = "a standard two-layer attention-only transformer on the same sequences"
     Config: ClassVar[type[Config]] = RecallTransformerConfig
-    presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {
-        "quick": {"order": 3, "steps": 500},
-        "paper": {"steps": 5000},
-    }
+    presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {"quick": {"order": 3, "steps": 500}, "paper": {"steps": 5000}}
     probes: ClassVar[Sequence[str] | None] = None
 
     def build_model(self) -> HookedRootModule:

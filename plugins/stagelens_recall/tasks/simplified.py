@@ -109,14 +109,12 @@ class Simplified(Task):
     def predictions(self) -> Sequence[Prediction]:
         """Returns the plateaus, and for the dot-product loss the end of the first one."""
         c = self.config
-        level = theory.plateau_loss if c.loss == "dot-product" else theory.plateau_cross_entropy
-        levels = plateau_predictions(self.learning_order, c.order, lambda j: level(c.order, c.responses, j))
+        levels = plateau_predictions(self.learning_order, c.order, c.responses, c.loss)
         largest = max(c.first_betas)
         if c.loss != "dot-product" or largest == 0:
             return levels
         end = theory.escape_time(largest, c.order, c.responses) * (1 - c.momentum) / c.lr
-        first, second = (level(c.order, c.responses, j) for j in (0, 1))
-        return [*levels, escape_prediction(end, (first + second) / 2)]
+        return [*levels, escape_prediction(end, theory.half_way(c.order, c.responses))]
 
     def stage_names(self) -> Sequence[str]:
         return stage_names(self.learning_order)

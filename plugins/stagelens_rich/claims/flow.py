@@ -10,16 +10,7 @@ from stagelens import Check, Claim
 from stagelens.claims import Lab, at_least, at_most, close, reached, reported
 from stagelens.timelines import line_fit
 from stagelens_rich import flow, theory
-from stagelens_rich.claims.measures import (
-    BASE,
-    PAPER,
-    VARIABLES,
-    exponents,
-    grid,
-    law_of,
-    left_at_T_I,
-    smallest_length,
-)
+from stagelens_rich.claims.measures import BASE, PAPER, VARIABLES, exponents, grid, law_of, left_at_T_I, smallest_length
 from stagelens_rich.theory import Setting
 
 

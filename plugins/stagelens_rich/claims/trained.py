@@ -11,15 +11,7 @@ from stagelens import Check, Claim, Run
 from stagelens.claims import Lab, at_least, at_most, close, equal, ordered, per_seed, reached, reported
 from stagelens.timelines import first_crossing
 from stagelens_rich import flow, theory
-from stagelens_rich.claims.measures import (
-    PAPER,
-    drops,
-    first_layer_attention,
-    growth,
-    half_ways,
-    stage_two,
-    times_of,
-)
+from stagelens_rich.claims.measures import PAPER, drops, first_layer_attention, growth, half_ways, stage_two, times_of
 from stagelens_rich.losses import closed_form
 from stagelens_rich.tasks.toy import PARTS
 from stagelens_rich.theory import Setting
