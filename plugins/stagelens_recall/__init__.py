@@ -46,12 +46,16 @@ CLAIMS = tuple(
         ("R1", "trained:StagedPlateaus", "staged plateaus, one head and beta at a time"),
         ("R2", "trained:OrderOfBetas", "the order of learning is the order of the initial betas"),
         ("R3", "flow:DirectionalBias", "from I_1, the first head moves along e_1 and 1 only, towards its own token"),
-        ("R4", "flow:SufficientODE", "the first jump follows two equations, with Xi as in the proof and not as in Eq. 4"),
+        ("R4", "flow:FirstJump", "the first jump follows two equations, with Xi as in the proof and not as in Eq. 4"),
         ("R5", "flow:RecallConservation", "f(alpha) - beta^2/4 is conserved, with the proof's sign of the last term"),
         ("R6", "flow:FirstPlateauLength", "the first plateau lasts O(1/epsilon)"),
         ("R7", "flow:LateGrowth", "after the jump alpha grows like log log t"),
         ("R8", "flow:LaterJumps", "later jumps are first jumps of lower order"),
-        ("R9", "trained:OtherModels", "the original model behaves as the simplified one, and cross-entropy as dot-product"),
+        (
+            "R9",
+            "trained:OtherModels",
+            "the original model behaves as the simplified one, and cross-entropy as dot-product",
+        ),
     )
 )
 

@@ -32,7 +32,7 @@ class DirectionalBias(Claim):
         yield at_most("largest score of the other heads", float(np.abs(w[:, 1:]).max()), 0.0, "after Theorem 3.1")
 
 
-class SufficientODE(Claim):
+class FirstJump(Claim):
     id = "R4"
     title = "the first jump follows two equations, with Xi as in the proof and not as in Eq. 4"
     reference = "Theorem 3.1c"
