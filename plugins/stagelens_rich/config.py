@@ -107,22 +107,10 @@ class RichToyConfig(MixtureConfig, TaskConfig):
     batch_size: int = Field(250, description="sequences in a training batch")
     lr: float = Field(1.5, description="learning rate of Stage II")
     eval_size: int = Field(2000, description="sequences in the fixed evaluation batch")
-    first_steps: int = Field(500, description="steps of Stage I; 0: the first layer starts learned")
-    first_lr: float = Field(3000.0, description="learning rate of Stage I, whose gradient is of order sigma_init/L")
-
-    @field_validator("first_steps")
-    @classmethod
-    def _count(cls, value: int) -> int:
-        if value < 0:
-            raise ValueError("it should be at least 0")
-        return value
-
-    @field_validator("first_lr")
-    @classmethod
-    def _rate(cls, value: float) -> float:
-        if value <= 0:
-            raise ValueError("it should be above 0")
-        return value
+    first_steps: int = Field(500, ge=0, description="steps of Stage I; 0: the first layer starts learned")
+    first_lr: float = Field(
+        3000.0, gt=0, description="learning rate of Stage I, whose gradient is of order sigma_init/L"
+    )
 
     @model_validator(mode="after")
     def _two_stages(self) -> RichToyConfig:

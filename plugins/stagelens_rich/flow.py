@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -14,11 +14,6 @@ from stagelens_rich import theory
 from stagelens_rich.config import RichFlowConfig
 from stagelens_rich.predictions import plateau_prediction, time_predictions
 from stagelens_rich.theory import PhaseTimes
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
-    from stagelens import Run
 
 STAGES = ("partial learning", "emergence")  # the drops of L_IH2 before and after the plateau
 SYSTEMS = {
@@ -98,13 +93,13 @@ class RichFlow(Flow):
     def stage_names(self) -> Sequence[str]:
         return () if self.first else STAGES
 
-    def figures(self, run: Run) -> Mapping[str, Figure]:
-        from stagelens_rich.figures import flow, phases
+    def figures(self, run: Any) -> Mapping[str, Any]:
+        from stagelens_rich.figures.flow import first_layer, scaling
+        from stagelens_rich.figures.toy import phases
 
         if self.first:
-            return {"first_layer": flow.first_layer(run)}
-        scaling = run.manifest.preset == "scaling"
-        return {"scaling": flow.scaling(run)} if scaling else {"phases": phases.phases(run)}
+            return {"first_layer": first_layer(run)}
+        return {"scaling": scaling(run)} if run.manifest.preset == "scaling" else {"phases": phases(run)}
 
 
 @lru_cache(maxsize=64)

@@ -2,21 +2,16 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import numpy as np
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from stagelens import Run, Timeline
 from stagelens.experiments import integrate
 from stagelens.figures import THEORY, line_style, panels
 from stagelens_recall import theory
 from stagelens_recall.config import RecallFlowConfig
 from stagelens_recall.flow import RecallFlow
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-
-    from stagelens import Run, Timeline
 
 EPSILONS = np.geomspace(0.005, 0.2, 8)  # initial betas of the escape-time panel
 LEAST_DRIFT = 1e-17  # a drift of exactly 0 is drawn here

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from matplotlib.figure import Figure
 
+from stagelens import Run
 from stagelens.figures import draw_levels, headline, levels_of, line_style
-
-if TYPE_CHECKING:
-    from stagelens import Run
 
 BETA, MASS = "recall_circuit/beta", "head_specialization/mass"
 MAPS = 5  # the largest number of attention maps

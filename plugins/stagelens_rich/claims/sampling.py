@@ -45,9 +45,10 @@ def squared_errors(x: Tensor, at: SecondLayer, s: Setting) -> dict[str, Tensor]:
     behind = torch.arange(s.L - 3, -1, -1, dtype=x.dtype)  # L - 1 - s for s = 2..L-1
     found = {"4-gram": at.g * x[:, :-2] @ (-at.p * behind).softmax(0) - s.g_star * x[:, -3]}
     key, value = x[:, -1:] * x[:, :-2], x[:, 1:-1]  # x_L x_(s-1) and x_s
-    for name, attend in (("softmax", lambda z: z.softmax(1)), ("exponential", lambda z: z.exp() / z.shape[1])):
-        head, target = ((value * attend(w**2 * key)).sum(1) for w in (at.w, s.w_star))
-        found[name] = at.h * head - s.h_star * target
+    own, target, n = at.w**2 * key, s.w_star**2 * key, s.L - 2  # scores, and how many keys there are
+    attention = {"softmax": (own.softmax(1), target.softmax(1)), "exponential": (own.exp() / n, target.exp() / n)}
+    for name, (ours, theirs) in attention.items():
+        found[name] = at.h * (value * ours).sum(1) - s.h_star * (value * theirs).sum(1)
     return {name: 0.5 * error.square() for name, error in found.items()}
 
 

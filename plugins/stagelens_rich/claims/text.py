@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import numpy as np
 
 from stagelens import Check, Claim
 from stagelens.claims import Lab, ordered, per_seed, reached, reported
@@ -27,21 +30,17 @@ class PositionsFirst(Claim):
         runs = lab.each_seed("rich/text", probes=("position_norms",))
         found = {seed: run.timeline for seed, run in runs.items()}
         last, where = int(next(iter(found.values())).steps[-1]), self.reference
-        what = "steps to half the change of ||p||, ||(W_K, W_Q)||"
-        yield per_seed(ordered, what, found, where, of=lambda t: reached(half_times(t)))
-        what = "steps to half the last value of ||p||, ||(W_K, W_Q)||"
-        yield per_seed(ordered, what, found, where, of=lambda t: reached(half_times(t, start=0.0)))
+
+        def each(check: Callable[..., Check], what: str, measure: Callable[..., list[float]], *options: Any) -> Check:
+            return per_seed(check, what, found, where, of=lambda timeline: reached(measure(timeline, *options)))
+
+        yield each(ordered, "steps to half the change of ||p||, ||(W_K, W_Q)||", half_times)
+        yield each(ordered, "steps to half the last value of ||p||, ||(W_K, W_Q)||", half_times, np.inf, 0.0)
         for end in (round(cut * last) for cut in CUTS):
-            what = f"steps to half the change up to step {end}"
-            yield per_seed(ordered, what, found, where, of=lambda t, end=end: reached(half_times(t, end)))
-        what = "last norm over first norm, of p and of (W_K, W_Q)"
-        yield per_seed(reported, what, found, where, of=lambda t: reached(norm_growth(t)))
+            yield each(ordered, f"steps to half the change up to step {end}", half_times, end)
+        yield each(reported, "last norm over first norm, of p and of (W_K, W_Q)", norm_growth)
         for layer in (0, 1):
-            what = f"layer {layer}: steps to half the change"
-            yield per_seed(reported, what, found, where, of=lambda t, n=layer: reached(layer_half_times(t, n)))
+            yield each(reported, f"layer {layer}: steps to half the change", layer_half_times, layer)
         what = "fraction of both changes that is over when the loss is half-way from the unigram's to its last"
-        changes = {
-            seed: changes_at_half_loss(run.timeline, run.experiment.ngrams["unigram"])  # type: ignore[attr-defined]
-            for seed, run in runs.items()
-        }
-        yield per_seed(reported, what, changes, where, of=reached)
+        unigram = next(iter(runs.values())).experiment.ngrams["unigram"]  # type: ignore[attr-defined]
+        yield each(reported, what, changes_at_half_loss, unigram)

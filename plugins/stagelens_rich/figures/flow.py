@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import numpy as np
 from matplotlib.figure import Figure
 
+from stagelens import Run
 from stagelens.figures import THEORY, line_style, panels
 from stagelens_rich.claims.measures import BASE, VARIABLES
 from stagelens_rich.flow import solved_times
-
-if TYPE_CHECKING:
-    from stagelens import Run
 
 
 def first_layer(run: Run) -> Figure:

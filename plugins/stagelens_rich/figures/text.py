@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from matplotlib.figure import Figure
 
+from stagelens import Run
 from stagelens.figures import draw_predictions, grid, headline, line_style
 from stagelens_rich.claims.measures import half_time
-
-if TYPE_CHECKING:
-    from stagelens import Run
 
 NORMS = {"p": "‖p‖", "kq": "‖(W_K, W_Q)‖"}
 

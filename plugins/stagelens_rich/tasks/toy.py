@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -22,11 +22,6 @@ from stagelens_rich.losses import closed_form, partial_losses
 from stagelens_rich.model import LEARNED, MixedTransformer
 from stagelens_rich.predictions import plateau_prediction, time_predictions
 from stagelens_rich.theory import PhaseTimes
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
-    from stagelens import Run
 
 PROBES = ("attention_sparsity", "head_specialization", "weight_norms", "conserved")
 PARTS = ("loss_4gram", "loss_induction")  # the readings of L_G4 and L_IH2
@@ -152,8 +147,8 @@ class RichToy(Mixed):
         times = time_predictions(expected, self.measured_times, lambda t: c.first_steps + t / c.lr)
         return [*curves, plateau_prediction(c.setting), *times]
 
-    def figures(self, run: Run) -> Mapping[str, Figure]:
-        from stagelens_rich.figures.phases import phases
+    def figures(self, run: Any) -> Mapping[str, Any]:
+        from stagelens_rich.figures.toy import phases
 
         return {"fig1" if self.config.tokens == "gaussian" else "fig3": phases(run)}
 
@@ -214,9 +209,7 @@ class HighDim(Mixed):
     def schedule(self) -> Schedule:
         return Schedule(log=30, even=60)
 
-    def figures(self, run: Run) -> Mapping[str, Figure]:
-        from stagelens_rich.figures import optimizers, phases
+    def figures(self, run: Any) -> Mapping[str, Any]:
+        from stagelens_rich.figures.toy import optimizers, phases
 
-        if run.manifest.preset == "fig4":
-            return {"fig4": optimizers.optimizers(run)}
-        return {"phases": phases.phases(run)}
+        return {"fig4": optimizers(run)} if run.manifest.preset == "fig4" else {"phases": phases(run)}

@@ -35,8 +35,8 @@ def test_a_problem_outside_of_the_theory_says_where_its_edge_is(kind, setting):
 @pytest.mark.parametrize(
     ("kind", "setting", "says"),
     [
-        (RichToy, "first_steps=-1", "at least 0"),
-        (RichToy, "first_lr=0", "above 0"),
+        (RichToy, "first_steps=-1", "greater than or equal to 0"),
+        (RichToy, "first_lr=0", "greater than 0"),
         (RichToy, "steps=300", "leave none for the second layer; give steps > 500, or first_steps=0"),
         (RichToy, "tokens=words", "'gaussian' or 'boolean'"),
         (RichToy, "lr=0", "above 0"),
