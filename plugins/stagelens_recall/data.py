@@ -1,6 +1,6 @@
 """The recall task (2.1): a random map from permutations to responses, written out, and one permutation as the query.
 
-A sequence of order 2 with two responses, as `as_text` shows it:
+A sequence of order 2, with the responses written as letters:
 
     01A 10B | 10? B
 
@@ -83,11 +83,3 @@ def response_reference(sequences: Tensor, order: int, outcomes: int, matched: tu
     agree = matching(queries_of(sequences, order), matched).float()  # [n, k!]
     counts = agree.new_zeros(len(sequences), outcomes).scatter_add(1, maps_of(sequences, order), agree)
     return (counts / agree.sum(-1, keepdim=True)).log()
-
-
-def as_text(sequence: Tensor, order: int) -> str:
-    """Returns one sequence [l + 1] as readable text: blocks, a bar, the query with a question mark, the answer."""
-    names = [str(t) if t < order else chr(ord("A") + t - order) for t in sequence.tolist()]
-    *context, answer = names
-    blocks = ["".join(context[i : i + order + 1]) for i in range(0, len(context) - order, order + 1)]
-    return f"{' '.join(blocks)} | {''.join(context[-order:])}? {answer}"

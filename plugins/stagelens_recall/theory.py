@@ -15,6 +15,8 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy.integrate import quad
+from scipy.optimize import brentq
 
 Floats = NDArray[np.float64]
 
@@ -34,7 +36,7 @@ def plateau_cross_entropy(order: int, responses: int, matched: int) -> float:
 
     It is -E log((1 + B)/m) with B ~ Binomial(m - 1, 1/|R|) and m = (k-j)!.
     """
-    from scipy.stats import binom
+    from scipy.stats import binom  # slow to import
 
     m = factorial(order - matched)
     others = np.arange(m)  # B: how many of the other candidates share the response
@@ -137,24 +139,19 @@ def alpha_of(w: Any) -> Any:
     return own - (w.sum(-1) - own) / (order - 1)
 
 
-def initial_xi(order: int, responses: int, gain: float = 1.0) -> float:
-    """Returns Xi at alpha = 0, while nothing is matched."""
-    return float(xi(0.0, 0.0, order, responses, gain))
-
-
 def small_alpha(time: Any, epsilon: float, order: int, responses: int, gain: float = 1.0) -> Any:
     """Returns alpha on the first plateau from beta = epsilon: (epsilon/c) tan(c epsilon Xi_0 t/(k-1)).
 
     f = (k-1)/(2k) alpha^2 + ... gives beta^2 = epsilon^2 + c^2 alpha^2 with c^2 = 2 (k-1)/k. The paper has 4 for c^2.
     """
     c = sqrt(2 * (order - 1) / order)
-    return epsilon / c * np.tan(c * epsilon * initial_xi(order, responses, gain) * time / (order - 1))
+    return epsilon / c * np.tan(c * epsilon * xi(0.0, 0.0, order, responses, gain) * time / (order - 1))
 
 
 def escape_law(epsilon: float, order: int, responses: int, gain: float = 1.0) -> float:
     """Returns the length of the first plateau from a small beta = epsilon: the time at which `small_alpha` diverges."""
     c = sqrt(2 * (order - 1) / order)
-    return pi / 2 * (order - 1) / (c * epsilon * initial_xi(order, responses, gain))
+    return pi / 2 * (order - 1) / (c * epsilon * xi(0.0, 0.0, order, responses, gain))
 
 
 def escape_time(epsilon: float, order: int, responses: int, gain: float = 1.0) -> float:
@@ -163,9 +160,6 @@ def escape_time(epsilon: float, order: int, responses: int, gain: float = 1.0) -
     The conservation law gives beta^2 = epsilon^2 + 4 f(alpha). So the time is one integral over alpha, up to the alpha
     at which s_q, and so the loss, is half-way between its plateaus.
     """
-    from scipy.integrate import quad
-    from scipy.optimize import brentq
-
     def beta(alpha: float) -> float:
         return sqrt(epsilon**2 + 4 * f(alpha, order))
 

@@ -233,15 +233,6 @@ def expected_times(s: Setting, pair: int = PAIR) -> PhaseTimes:
     return PhaseTimes(expected_T_I(s), expected_T_o(s), expected_T_II(s, pair), expected_T_III(s, pair))
 
 
-def value_relaxes_too_far(s: Setting) -> bool:
-    """Returns True if L_IH2 falls by 1% after T_o through h alone, without growth of w.
-
-    Then T_II measures the relaxation of h and not the plateau. For Gaussian tokens this holds from w* = 0.47 on.
-    """
-    start, end = (induction_loss(0.0, h, s) for h in (s.h_star, s.h_plateau))
-    return bool(end <= AT_T_II * start)
-
-
 def late_rate(s: Setting, pair: int = PAIR) -> float:
     """Returns the final rate of log L_IH2: twice the slower rate of the flow linearized at (w*, h*)."""
     psi, phi, dphi = s.moments

@@ -42,8 +42,10 @@ def test_a_sequence_holds_every_permutation_once_and_ends_with_the_answer():
     assert set(maps.flatten().tolist()) == {3, 4, 5, 6, 7}
 
 
-def test_a_sequence_as_text_is_the_picture_of_the_documentation():
-    assert data.as_text(torch.tensor([0, 1, 2, 1, 0, 3, 1, 0, 3]), 2) == "01A 10B | 10? B"
+def test_the_example_of_the_documentation_is_a_sequence():
+    """01A 10B | 10? B"""
+    sequences = data.sample_sequences(2, 2, 100, torch.Generator().manual_seed(0)).tolist()
+    assert "01A 10B | 10? B" in (data.__doc__ or "") and [0, 1, 2, 1, 0, 3, 1, 0, 3] in sequences
 
 
 def test_maps_and_queries_are_uniform():
