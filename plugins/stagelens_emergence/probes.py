@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 from stagelens import Probe, Reading
-from stagelens.recording import Omitted, Reduced, Scene, Site, layers, stack_layers, wide
+from stagelens.recording import Omitted, ProbeContext, Reduced, Site, layers, stack_layers, wide
 from stagelens.timelines import first_crossing
 from stagelens_emergence.data.transformers import (
     KeyValueBatch,
@@ -35,11 +35,11 @@ class SingleLocation(Probe):
     default = False
     stacks = True
 
-    def applies(self, scene: Scene) -> str | None:
-        return None if hasattr(scene.model, "W_star") else "the model is not the emergence plugin's toy"
+    def applies(self, context: ProbeContext) -> str | None:
+        return None if hasattr(context.model, "W_star") else "the model is not the emergence plugin's toy"
 
-    def readings(self, reduced: Reduced, scene: Scene) -> Iterable[Reading]:  # noqa: ARG002
-        model: Any = scene.model
+    def readings(self, reduced: Reduced, context: ProbeContext) -> Iterable[Reading]:  # noqa: ARG002
+        model: Any = context.model
         along, norms = model.along_target(), model.W_star.norm(dim=0)  # [d]
         yield Reading("w", along.sum() / model.W_star.norm())
         yield Reading("w_repeated", along[0] / norms[0])
@@ -56,12 +56,12 @@ class PlateauSteps(Probe):
     gives = ("steps",)
     default = False
 
-    def applies(self, scene: Scene) -> str | None:
-        return None if scene.loss_function is not None else "there is no loss to measure"
+    def applies(self, context: ProbeContext) -> str | None:
+        return None if context.loss_function is not None else "there is no loss to measure"
 
-    def readings(self, reduced: Reduced, scene: Scene) -> Iterable[Reading | Omitted]:  # noqa: ARG002
-        assert scene.loss is not None
-        now = torch.tensor([float(scene.step), float(scene.loss)], dtype=torch.float64)
+    def readings(self, reduced: Reduced, context: ProbeContext) -> Iterable[Reading | Omitted]:  # noqa: ARG002
+        assert context.loss is not None
+        now = torch.tensor([float(context.step), float(context.loss)], dtype=torch.float64)
         state = self.state
         state.setdefault("first", now)
         before = state.get("before", now)
@@ -107,15 +107,15 @@ class RelevantAttention(Probe):
     hooks = (PATTERN,)
     default = False
 
-    def applies(self, scene: Scene) -> str | None:
-        if not isinstance(scene.batch, RegressionBatch):
+    def applies(self, context: ProbeContext) -> str | None:
+        if not isinstance(context.batch, RegressionBatch):
             return "the batch does not say which token is relevant"
-        return super().applies(scene)
+        return super().applies(context)
 
-    def reduce(self, activation: Tensor, site: Site, scene: Scene) -> Tensor:  # noqa: ARG002
-        return attention_to(activation, scene.batch.relevant)
+    def reduce(self, activation: Tensor, site: Site, context: ProbeContext) -> Tensor:  # noqa: ARG002
+        return attention_to(activation, context.batch.relevant)
 
-    def readings(self, reduced: Reduced, scene: Scene) -> Iterable[Reading]:  # noqa: ARG002
+    def readings(self, reduced: Reduced, context: ProbeContext) -> Iterable[Reading]:  # noqa: ARG002
         yield Reading("mass", stack_layers(reduced), ("layer", "head"), {"layer": layers(reduced)})
 
 
@@ -133,21 +133,24 @@ class KeyValue(Probe):
     passes = "1"
     default = False
 
-    def applies(self, scene: Scene) -> str | None:
-        if not isinstance(scene.batch, KeyValueEvalBatch | KeyValueBatch):
+    def applies(self, context: ProbeContext) -> str | None:
+        if not isinstance(context.batch, KeyValueEvalBatch | KeyValueBatch):
             return "the batch is not one of keys, values and a query"
-        return super().applies(scene)
+        return super().applies(context)
 
-    def reduce(self, activation: Tensor, site: Site, scene: Scene) -> dict[str, Tensor]:  # noqa: ARG002
-        pair = answering_pair(scene.batch.tokens)
+    def reduce(self, activation: Tensor, site: Site, context: ProbeContext) -> dict[str, Tensor]:  # noqa: ARG002
+        pair = answering_pair(context.batch.tokens)
         return {"copying": copying(activation, pair), "selecting": selecting(activation, pair)}
 
-    def readings(self, reduced: Reduced, scene: Scene) -> Iterable[Reading | Omitted]:
+    def readings(self, reduced: Reduced, context: ProbeContext) -> Iterable[Reading | Omitted]:
         for name in ("copying", "selecting"):
             values = stack_layers([found[name] for found in reduced.values()])
             yield Reading(name, values, ("layer", "head"), {"layer": layers(reduced)})
-        if isinstance(scene.batch, KeyValueEvalBatch):
-            answer, logits = scene.batch.train_answer, scene.output_of(scene.batch.train_tokens)[:, -1]  # [n, token]
+        if isinstance(context.batch, KeyValueEvalBatch):
+            answer, logits = (
+                context.batch.train_answer,
+                context.output_of(context.batch.train_tokens)[:, -1],
+            )  # [n, token]
             yield Reading("train_loss", cross_entropy(logits, answer))
             yield Reading("train_accuracy", (logits.argmax(-1) == answer).float().mean())
         else:
