@@ -77,18 +77,16 @@ class EmergenceToy(Task):
         """Draws n test sequences: with B, without p."""
         return sample_sequences(self.W_star, self.config.T, self.config.B, 0.0, n, generator)
 
-    def batches(self, device: torch.device | str) -> Callable[[int], RelevantMoments | Draws]:
-        """Returns step -> the moments of the data or, if sampled, fresh draws that stand for whole sequences."""
+    def sample_train(self, n: int, generator: torch.Generator) -> Draws:
+        """Draws for n training sequences what their loss needs: with B and p."""
         c = self.config
-        if not c.sampled:
-            return FixedBatch(relevant_moments(c.d, c.p), device)
+        return sample_draws(c.d, c.T, c.B, c.p, n, generator, self.dtype)
 
-        def draw(step: int) -> Draws:
-            stream = generator(self.seed, "train", step)
-            drawn: Draws = move(sample_draws(c.d, c.T, c.B, c.p, c.batch_size, stream, self.dtype), device)
-            return drawn
-
-        return draw
+    def batches(self, device: torch.device | str) -> Callable[[int], RelevantMoments | Draws]:
+        """Returns step -> fresh draws if `sampled`, else the moments of the data at every step."""
+        if self.config.sampled:
+            return super().batches(device)
+        return FixedBatch(relevant_moments(self.config.d, self.config.p), device)
 
     def loss(self, model: Any, batch: RelevantMoments | Draws | SingleLocationBatch) -> Tensor:
         """Returns the mean of |y - y*|^2 / 2: on moments and draws in training, on sequences in evaluation.
