@@ -97,6 +97,21 @@ def recall(lab: Lab, context: Context, **settings: Any) -> Seeds:
     return lab.each_seed("emergence/recall", {**context._asdict(), **settings}, probes=("key_value",))
 
 
+def context_runs(lab: Lab, grid: RecallGrid) -> dict[Context, Seeds]:
+    """Returns the runs over pairs and over tokens, without repetition."""
+    return {context: recall(lab, context) for context in (*grid.vary_pairs, *grid.vary_tokens)}
+
+
+def in_context_runs(lab: Lab, grid: RecallGrid) -> dict[float, Seeds]:
+    """Returns the runs by B."""
+    return {B: recall(lab, grid.base, B=B) for B in grid.B}
+
+
+def cross_sample_runs(lab: Lab, grid: RecallGrid) -> dict[float, Seeds]:
+    """Returns the runs by p."""
+    return {p: recall(lab, grid.base, p=p) for p in grid.p}
+
+
 def last(run: Run, series: str) -> float:
     """Returns the last value of a series."""
     return float(run.timeline.scalar(series)[1][-1])
@@ -112,7 +127,7 @@ class Emergence(Claim):
     def checks(self, lab: Lab) -> Iterable[Check]:
         grid = RECALLS[lab.budget]
         pairs, tokens = grid.base
-        points = {context: recall(lab, context) for context in (*grid.vary_pairs, *grid.vary_tokens)}
+        points = context_runs(lab, grid)
         largest = points[grid.vary_pairs[-1]]
         what = f"number of transitions of the test loss at {grid.pairs[-1]} pairs, {tokens} tokens"
         yield per_seed(equal, what, largest, 1, "Fig. 4", of=transitions)
@@ -144,8 +159,7 @@ class Repetition(Claim):
     def checks(self, lab: Lab) -> Iterable[Check]:
         grid = RECALLS[lab.budget]
         once = recall(lab, grid.base)
-        in_context = {B: recall(lab, grid.base, B=B) for B in grid.B}
-        cross_sample = {p: recall(lab, grid.base, p=p) for p in grid.p}
+        in_context, cross_sample = in_context_runs(lab, grid), cross_sample_runs(lab, grid)
         speedup = []
         for name, repeated in (("p", cross_sample), ("B", in_context)):
             least, *_, most = repeated

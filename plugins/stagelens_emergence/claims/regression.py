@@ -126,6 +126,35 @@ def regression(lab: Lab, data: Data, **settings: Any) -> Seeds:
     return lab.each_seed("emergence/regression", {**data._asdict(), **settings}, probes=("relevant_attention",))
 
 
+def law_runs(lab: Lab, grid: RegressionGrid) -> dict[Data, Seeds]:
+    """Returns the runs that the power law is fitted to."""
+    return {data: regression(lab, data) for data in grid.law}
+
+
+def cross_sample_runs(lab: Lab, grid: RegressionGrid) -> tuple[list[Seeds], list[Seeds]]:
+    """Returns the runs at a small and at a large d, with cross-sample repetition and without."""
+    with_p, without = ([regression(lab, data, p=p) for data in grid.vary_p] for p in (grid.p, 0.0))
+    return with_p, without
+
+
+def optimizer_runs(lab: Lab, grid: RegressionGrid) -> dict[Data, list[Seeds]]:
+    """Returns the runs of Adam and of SGD at the easy and at the hard point, with one layer and head."""
+    small: Any = {"layers": 1, "heads": 1}
+    sgd: Any = small | {"optimizer": "sgd", "lr": grid.sgd_lr}
+    return {data: [regression(lab, data, **small), regression(lab, data, **sgd)] for data in (grid.easy, grid.hard)}
+
+
+def fixed_runs(lab: Lab, grid: RegressionGrid) -> dict[bool, Seeds]:
+    """Returns the runs with a fixed position, with the relevance feature (True) and without."""
+    return {feature: regression(lab, grid.ablated, position="fixed", feature=feature) for feature in (True, False)}
+
+
+def size_runs(lab: Lab, grid: RegressionGrid) -> dict[tuple[int, int], Seeds]:
+    """Returns the runs by (layers, heads)."""
+    points = {(layers, 4): regression(lab, grid.ablated, layers=layers) for layers in grid.layers}
+    return points | {(2, heads): regression(lab, grid.ablated, heads=heads) for heads in grid.heads}
+
+
 class Laws(Claim):
     """The law is that of Eq. 22 without p, with an exponent each for T and B, so that T/B is a result."""
 
@@ -135,7 +164,7 @@ class Laws(Claim):
 
     def checks(self, lab: Lab) -> Iterable[Check]:
         grid = REGRESSIONS[lab.budget]
-        points = {data: regression(lab, data) for data in grid.law}
+        points = law_runs(lab, grid)
         for vary, where in (
             (grid.vary_T, "Fig. 3 left"),
             (grid.vary_d, "Fig. 3 left"),
@@ -149,7 +178,7 @@ class Laws(Claim):
     def _cross_sample(self, lab: Lab, grid: RegressionGrid) -> Iterable[Check]:
         """Checks that p shortens the plateau, and more so at the larger d."""
         p, ds = grid.p, [data.d for data in grid.vary_p]
-        with_p, without = ([regression(lab, data, p=q) for data in grid.vary_p] for q in (p, 0.0))
+        with_p, without = cross_sample_runs(lab, grid)
         what = f"plateaus at {label(grid.vary_p[1:])}, p = {p:g}, 0"
         yield growing(what, [with_p[1], without[1]], leaving, "Fig. 3 right")
         speedup = [mean_length(b, leaving) / mean_length(a, leaving) for a, b in zip(with_p, without, strict=True)]
@@ -170,8 +199,7 @@ class Ablations(Claim):
         grid = REGRESSIONS[lab.budget]
         yield from self._optimizers(lab, grid)
         plain = regression(lab, grid.ablated)
-        for feature in (True, False):
-            fixed = regression(lab, grid.ablated, position="fixed", feature=feature)
+        for feature, fixed in fixed_runs(lab, grid).items():
             known = "with" if feature else "without"
             what = f"plateaus at {label([grid.ablated])}: fixed position {known} the feature, random position with it"
             yield growing(what, [fixed, plain], learned, "Fig. 14")
@@ -179,10 +207,7 @@ class Ablations(Claim):
 
     def _optimizers(self, lab: Lab, grid: RegressionGrid) -> Iterable[Check]:
         """Checks that Adam is faster than SGD, and less sensitive to the difficulty of the task."""
-        easy, hard = grid.easy, grid.hard
-        small: Any = {"layers": 1, "heads": 1}
-        sgd: Any = small | {"optimizer": "sgd", "lr": grid.sgd_lr}
-        found = {data: [regression(lab, data, **small), regression(lab, data, **sgd)] for data in (easy, hard)}
+        easy, hard, found = grid.easy, grid.hard, optimizer_runs(lab, grid)
         for data, both in found.items():
             what = f"plateaus at {label([data])}, one layer and head: Adam, SGD"
             yield growing(what, both, learned, "Fig. 15")
@@ -198,8 +223,7 @@ class Ablations(Claim):
 
     def _sizes(self, lab: Lab, grid: RegressionGrid) -> Iterable[Check]:
         """Checks that layers and heads delay emergence, heads more than layers."""
-        points = {(layers, 4): regression(lab, grid.ablated, layers=layers) for layers in grid.layers}
-        points |= {(2, heads): regression(lab, grid.ablated, heads=heads) for heads in grid.heads}
+        points = size_runs(lab, grid)
         for (layers, heads), runs in sorted(points.items()):
             found = [shown(run, learned) for run in runs.values()]
             yield reported(f"plateaus at {label([grid.ablated])}, {layers} layers, {heads} heads", found, "Fig. 13")

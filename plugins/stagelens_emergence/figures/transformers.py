@@ -1,6 +1,10 @@
-"""Figs. 3 to 5, 11 and 13 to 17: transformers. A figure over a grid takes the finished runs of the grid in any order:
+"""Figs. 3 to 5, 11 and 13 to 17: transformers.
 
-fig3([sl.load(folder) for folder in folders])
+A figure over a grid takes the finished runs of the grid in any order:
+
+    fig3([sl.load(folder) for folder in folders])
+
+The functions at the end draw each figure from the runs of the claims, for `stagelens figure emergence NAME`.
 """
 
 from __future__ import annotations
@@ -15,10 +19,12 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import NullLocator
 
 from stagelens.figures import THEORY, line_style, panels
-from stagelens_emergence.claims.measures import ANSWERING, LEARNED, LEAVING, plateau_of
+from stagelens_emergence.claims import recall, regression
+from stagelens_emergence.claims.measures import ANSWERING, LEARNED, LEAVING, Seeds, plateau_of
 
 if TYPE_CHECKING:
     from stagelens import Run
+    from stagelens.claims import Lab
 
 
 def setting(run: Run, key: str) -> Any:
@@ -191,3 +197,46 @@ def fig17(run: Run) -> Figure:
         axis.set(xlabel="step", ylabel="attention", ylim=(0, 1.02), title=what)
         axis.legend()
     return figure
+
+
+def runs_of(*groups: Iterable[Seeds]) -> list[Run]:
+    """Returns the runs of all seeds of all grid points of all groups."""
+    return [run for group in groups for runs in group for run in runs.values()]
+
+
+def lab_fig3(lab: Lab) -> Figure:
+    grid = regression.REGRESSIONS[lab.budget]
+    return fig3(runs_of(regression.law_runs(lab, grid).values(), *regression.cross_sample_runs(lab, grid)))
+
+
+def lab_fig4(lab: Lab) -> Figure:
+    grid = recall.RECALLS[lab.budget]
+    return fig4(runs_of(recall.context_runs(lab, grid).values()), grid.answering)
+
+
+def lab_fig5(lab: Lab) -> Figure:
+    grid = recall.RECALLS[lab.budget]
+    repeated = recall.in_context_runs(lab, grid), recall.cross_sample_runs(lab, grid)
+    return fig5(runs_of([recall.recall(lab, grid.base)], *(runs.values() for runs in repeated)))
+
+
+def lab_fig11(lab: Lab) -> Figure:
+    grid = regression.REGRESSIONS[lab.budget]
+    return fig11([regression.regression(lab, data)[lab.seeds[0]] for data in grid.vary_T])
+
+
+def lab_fig13(lab: Lab) -> Figure:
+    return fig13(runs_of(regression.size_runs(lab, regression.REGRESSIONS[lab.budget]).values()))
+
+
+def lab_fig14(lab: Lab) -> Figure:
+    grid = regression.REGRESSIONS[lab.budget]
+    return fig14(runs_of([regression.regression(lab, grid.ablated)], regression.fixed_runs(lab, grid).values()))
+
+
+def lab_fig15(lab: Lab) -> Figure:
+    return fig15(runs_of(*regression.optimizer_runs(lab, regression.REGRESSIONS[lab.budget]).values()))
+
+
+def lab_fig17(lab: Lab) -> Figure:
+    return fig17(recall.recall(lab, recall.RECALLS[lab.budget].vary_pairs[-1])[lab.seeds[0]])
