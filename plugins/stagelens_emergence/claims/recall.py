@@ -16,21 +16,8 @@ import numpy as np
 from stagelens import Check, Claim, Run, detect_stages
 from stagelens.claims import Lab, Value, at_least, at_most, equal, ordered, per_seed, reached, reported
 from stagelens.timelines import half_rise
-from stagelens_emergence.claims.measures import (
-    ANSWERING,
-    Measure,
-    Seeds,
-    exponents_of,
-    growing,
-    law_checks,
-    law_of,
-    listed,
-    mean_length,
-    next_hundred,
-    plateau_of,
-    shown,
-    train_plateau_of,
-)
+from stagelens_emergence.claims import measures
+from stagelens_emergence.claims.measures import Measure, Seeds, exponents_of, growing, listed, mean_length, shown
 
 
 class Context(NamedTuple):
@@ -62,12 +49,12 @@ class RecallGrid:
     @property
     def plateau(self) -> Measure:
         """The length of a run's plateau on the test distribution."""
-        return partial(plateau_of, threshold=self.answering)
+        return partial(measures.plateau_of, threshold=self.answering)
 
     @property
     def train_plateau(self) -> Measure:
         """The length of a run's plateau on the training distribution."""
-        return partial(train_plateau_of, threshold=self.answering)
+        return partial(measures.train_plateau_of, threshold=self.answering)
 
 
 RECALLS = {
@@ -80,7 +67,7 @@ RECALLS = {
         p=(0.5, 1.0),
     ),
     "paper": RecallGrid(
-        answering=ANSWERING,
+        answering=measures.ANSWERING,
         base=Context(pairs=32, tokens=256),
         pairs=(8, 16, 32),
         tokens=(64, 128, 256),
@@ -93,7 +80,7 @@ RECALLS = {
 def recall(lab: Lab, context: Context, **settings: Any) -> Seeds:
     """Returns the recall of each seed. Quick runs get enough steps for their plateau to end."""
     if lab.budget == "quick":
-        settings = {"steps": next_hundred(9.9 * context.pairs**1.6 * context.tokens**0.5 + 100), **settings}
+        settings = {"steps": measures.next_hundred(9.9 * context.pairs**1.6 * context.tokens**0.5 + 100), **settings}
     return lab.each_seed("emergence/recall", {**context._asdict(), **settings}, probes=("key_value",))
 
 
@@ -138,10 +125,10 @@ class Emergence(Claim):
             (grid.vary_tokens, f"{pairs} pairs, {listed(grid.tokens)} tokens"),
         ):
             yield growing(f"plateaus at {where}", [points[context] for context in vary], grid.plateau, "Fig. 4")
-        law = law_of(points, Context._fields, grid.plateau)
+        law = measures.law_of(points, Context._fields, grid.plateau)
         yield ordered("exponents of tokens, pairs", exponents_of(law, ("tokens", "pairs")), "Fig. 4 right: 0.79, 2.25")
         paper = "0.55 tokens^0.79 pairs^2.25, R2 0.982"
-        yield from law_checks(law, Context._fields, 0.9, paper, "Fig. 4 right")
+        yield from measures.law_checks(law, Context._fields, 0.9, paper, "Fig. 4 right")
 
 
 def transitions(run: Run) -> int:

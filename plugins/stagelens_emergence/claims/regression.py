@@ -16,24 +16,12 @@ import numpy as np
 
 from stagelens import Check, Claim
 from stagelens.claims import Lab, at_least, ordered, per_seed, reached, reported
-from stagelens_emergence.claims.measures import (
-    LEARNED,
-    LEAVING,
-    Seeds,
-    exponents_of,
-    growing,
-    law_checks,
-    law_of,
-    listed,
-    mean_length,
-    next_hundred,
-    plateau_of,
-    shown,
-)
+from stagelens_emergence.claims import measures
+from stagelens_emergence.claims.measures import Seeds, growing, listed, mean_length
 from stagelens_emergence.theory import repetition
 
-learned = partial(plateau_of, threshold=LEARNED)
-leaving = partial(plateau_of, threshold=LEAVING)
+learned = partial(measures.plateau_of, threshold=measures.LEARNED)
+leaving = partial(measures.plateau_of, threshold=measures.LEAVING)
 
 
 class Data(NamedTuple):
@@ -55,10 +43,10 @@ def label(points: Sequence[Data]) -> str:
 class RegressionGrid:
     """The settings of S8 and S9. Sequences of points are in the order in which plateaus should get longer."""
 
-    law: tuple[Data, ...]  # the power law is fitted to these, which include the next three
     vary_T: tuple[Data, ...]
     vary_d: tuple[Data, ...]
     vary_B: tuple[Data, ...]
+    further: tuple[Data, ...]  # the power law is fitted to these and to the three above
     vary_p: tuple[Data, Data]  # a small and a large d, with and without cross-sample repetition
     p: float  # that of vary_p
     easy: Data  # Adam and SGD are compared at an easy and at a hard point
@@ -71,19 +59,10 @@ class RegressionGrid:
 
 REGRESSIONS = {
     "quick": RegressionGrid(
-        law=(
-            Data(T=8, d=8),
-            Data(T=16, d=8),
-            Data(T=32, d=8),
-            Data(T=16, d=4),
-            Data(T=32, d=4),
-            Data(T=16, d=16),
-            Data(T=32, d=8, B=2),
-            Data(T=32, d=8, B=4),
-        ),
         vary_T=tuple(Data(T, d=8) for T in (8, 16, 32)),
         vary_d=tuple(Data(16, d) for d in (4, 8, 16)),
         vary_B=tuple(Data(32, 8, B) for B in (4, 2, 1)),
+        further=(Data(T=32, d=4),),
         vary_p=(Data(T=16, d=8), Data(T=16, d=32)),
         p=0.2,
         easy=Data(T=4, d=4),
@@ -94,13 +73,10 @@ REGRESSIONS = {
         layers=(1, 2),
     ),
     "paper": RegressionGrid(
-        law=(
-            *(Data(T, d) for T in (64, 128, 256, 512) for d in (16, 32, 64, 128)),
-            *(Data(256, 64, B) for B in (2, 4, 8)),
-        ),
         vary_T=tuple(Data(T, d=64) for T in (64, 128, 256, 512)),
         vary_d=tuple(Data(256, d) for d in (16, 32, 64, 128)),
         vary_B=tuple(Data(256, 64, B) for B in (8, 4, 2, 1)),
+        further=tuple(Data(T, d) for T in (64, 128, 256, 512) for d in (16, 32, 64, 128)),
         vary_p=(Data(T=256, d=16), Data(T=256, d=128)),
         p=0.1,
         easy=Data(T=16, d=16),
@@ -122,13 +98,13 @@ def regression(lab: Lab, data: Data, **settings: Any) -> Seeds:
             enough = 120 * d**0.4 * T**1.1
         elif settings.get("position") == "fixed":
             enough = 200
-        settings = {"steps": next_hundred(enough), **settings}
+        settings = {"steps": measures.next_hundred(enough), **settings}
     return lab.each_seed("emergence/regression", {**data._asdict(), **settings}, probes=("relevant_attention",))
 
 
 def law_runs(lab: Lab, grid: RegressionGrid) -> dict[Data, Seeds]:
     """Returns the runs that the power law is fitted to."""
-    return {data: regression(lab, data) for data in grid.law}
+    return {data: regression(lab, data) for data in (*grid.vary_T, *grid.vary_d, *grid.vary_B, *grid.further)}
 
 
 def cross_sample_runs(lab: Lab, grid: RegressionGrid) -> tuple[list[Seeds], list[Seeds]]:
@@ -171,8 +147,8 @@ class Laws(Claim):
             (grid.vary_B, "Fig. 3 middle"),
         ):
             yield growing(f"plateaus at {label(vary)}", [points[data] for data in vary], learned, where)
-        law = law_of(points, Data._fields, learned)
-        yield from law_checks(law, Data._fields, 0.95, "0.76 d^1.29 T^0.80 B^-0.80, R2 0.995", "Fig. 3")
+        law = measures.law_of(points, Data._fields, learned)
+        yield from measures.law_checks(law, Data._fields, 0.95, "0.76 d^1.29 T^0.80 B^-0.80, R2 0.995", "Fig. 3")
         yield from self._cross_sample(lab, grid)
 
     def _cross_sample(self, lab: Lab, grid: RegressionGrid) -> Iterable[Check]:
@@ -225,10 +201,10 @@ class Ablations(Claim):
         """Checks that layers and heads delay emergence, heads more than layers."""
         points = size_runs(lab, grid)
         for (layers, heads), runs in sorted(points.items()):
-            found = [shown(run, learned) for run in runs.values()]
+            found = [measures.shown(run, learned) for run in runs.values()]
             yield reported(f"plateaus at {label([grid.ablated])}, {layers} layers, {heads} heads", found, "Fig. 13")
-        law = law_of(points, ("layers", "heads"), learned)
-        values = exponents_of(law, ("layers", "heads"))
+        law = measures.law_of(points, ("layers", "heads"), learned)
+        values = measures.exponents_of(law, ("layers", "heads"))
         yield at_least("exponents of layers and heads (paper: 0.06, 0.16)", values, 0.0, "Fig. 13")
         yield ordered("exponents of layers, heads", values, "Fig. 13: width slows more than depth")
         yield reported("the power law", str(law), "Fig. 13")

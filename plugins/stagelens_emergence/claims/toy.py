@@ -16,18 +16,8 @@ from stagelens.claims import Lab, at_least, at_most, close, equal, ordered, per_
 from stagelens.experiments import solve
 from stagelens.timelines import first_crossing
 from stagelens_emergence import theory
-from stagelens_emergence.claims.measures import (
-    DIMENSIONS,
-    LENGTHS,
-    LONG,
-    PROBABILITIES,
-    REPEATS,
-    SCALE,
-    cross_sample_fit,
-    fit_plateaus,
-    in_context_fit,
-    length_fit,
-)
+from stagelens_emergence.claims import measures
+from stagelens_emergence.claims.measures import DIMENSIONS, LENGTHS, LONG, PROBABILITIES, REPEATS, SCALE, fit_plateaus
 from stagelens_emergence.flow import flow_plateau, flow_plateaus, trajectory
 from stagelens_emergence.theory import ReducedModel, model_flow, paper_flow
 
@@ -140,14 +130,14 @@ class PowerLaw(Claim):
     reference = "Fig. 1c"
 
     def checks(self, lab: Lab) -> Iterable[Check]:  # noqa: ARG002
-        fit = length_fit()
+        fit = measures.length_fit()
         yield from exponent_checks(fit.law, {"T": 1.0, "d": 0.5}, 0.03, 0.998, self.reference)
         what = "T = 2048: plateau divided by sqrt(pi/2) sqrt(d) T, for d = 16 to 256"
         laws = [paper_flow(LENGTHS[-1], d).plateau_law() for d in DIMENSIONS]
         ratios = [a / b for a, b in zip(fit.lengths[-len(laws) :], laws, strict=True)]
         yield close(what, ratios, [1.0] * len(laws), 0.05, "alpha << 1, ours")
         for small in ((32, 64, 128, 256, 512), (64, 128, 256, 512, 1024)):
-            found = length_fit(small).law.exponents
+            found = measures.length_fit(small).law.exponents
             what = f"exponents of T and d over T = {small[0]} to {small[-1]}, where T is not large"
             yield reported(what, [found["T"].value, found["d"].value], "Assumption 5")
 
@@ -165,7 +155,7 @@ class InContext(Claim):
         sizes = list(product((1024, 2048, LONG), DIMENSIONS, REPEATS))
         law = fit_plateaus((paper_flow(*size) for size in sizes), ("T", "B", "d")).law
         yield from exponent_checks(law, {"T": 0.99, "B": -0.99, "d": 0.49}, 0.03, 0.998, self.reference)
-        tied = in_context_fit().law
+        tied = measures.in_context_fit().law
         what = f"T = {LONG} alone, as in D.2: exponents of T / B and d, and R2"
         yield reported(what, [tied.exponents["T / B"].value, tied.exponents["d"].value, tied.r2], "D.2")
         model = fit_plateaus((model_flow(*size) for size in sizes), ("T", "B", "d")).law
@@ -185,11 +175,11 @@ class CrossSample(Claim):
     reference = "Fig. 2 right"
 
     def checks(self, lab: Lab) -> Iterable[Check]:  # noqa: ARG002
-        law = cross_sample_fit().law
+        law = measures.cross_sample_fit().law
         yield from exponent_checks(law, {SCALE: 1.02}, 0.05, 0.99, self.reference)
         lengths = flow_plateaus(paper_flow(LONG, 256, p=p) for p in PROBABILITIES)
         yield ordered("d = 256: plateaus at p = 0.5 down to 0", lengths[::-1], self.reference)
-        beyond = cross_sample_fit(probabilities=(*PROBABILITIES, 0.6, 0.7, 0.8, 0.9)).law
+        beyond = measures.cross_sample_fit(probabilities=(*PROBABILITIES, 0.6, 0.7, 0.8, 0.9)).law
         yield reported("exponent and R2 with p up to 0.9", [beyond.exponents[SCALE].value, beyond.r2], "A.4.2")
 
 
@@ -257,34 +247,20 @@ class LatePhase(Claim):
 
     def checks(self, lab: Lab) -> Iterable[Check]:
         run = lab.run("emergence/flow", {**FIG1, "points": 800})
-        timeline, problem = run.timeline, paper_flow(**FIG1)
+        timeline, problem, times = run.timeline, paper_flow(**FIG1), run.timeline.steps
         plateau = run.manifest.events.get("plateau_length", np.nan)
-        yield from self._equilibrium(timeline, plateau, problem.d)
-        yield from self._hessian(timeline, plateau, problem)
-        e = np.geomspace(1e-3, 1e-1, 9)
-        at_rest = problem.hessian(problem.equilibrium(1 - e), np.log((problem.T - 1) / e * (1 - e)))
-        what = "at w_inf: exponent of the smallest eigenvalue in e = 1 - B alpha (A.3.3 prints 1)"
-        power = fit_law({"e": e.tolist()}, np.linalg.eigvalsh(at_rest)[:, 0].tolist()).exponents["e"].value
-        yield close(what, power, 2.0, 0.1, "A.3.3, ours", relative=False)
-
-    def _equilibrium(self, timeline: Timeline, plateau: float, d: int) -> Iterable[Check]:
-        """Checks that w is at w_inf(alpha) from five d after the plateau's end on."""
         off = np.abs(timeline.series("w") / timeline.series("w_equilibrium") - 1)
-        late = timeline.steps > plateau + 5 * d
         what = "relative distance of w from w_inf(alpha), from 5 d after the plateau's end on"
-        yield at_most(what, reached(off[late].max(initial=-np.inf)), 0.02, "Fig. 8 middle")
-        settled = settling_time(timeline.steps, off, 0.02)
+        late = off[times > plateau + 5 * problem.d]
+        yield at_most(what, reached(late.max(initial=-np.inf)), 0.02, "Fig. 8 middle")
         what = "time from the plateau's end until the distance stays under 2%, in units of d"
-        yield reported(what, reached((settled - plateau) / d), "Fig. 8 middle")
-
-    def _hessian(self, timeline: Timeline, plateau: float, problem: ReducedModel) -> Iterable[Check]:
-        """Checks the Hessian's eigenvalues at the start, where the loss is sharpest, and at the end."""
+        settled = settling_time(times, off, 0.02) - plateau
+        yield reported(what, reached(settled / problem.d), "Fig. 8 middle")
         smallest, largest = timeline.series("curvature/smallest"), timeline.series("curvature/largest")
         first = [float(smallest[0]) / problem.rate, float(largest[0]) / problem.rate]
         yield close("initial eigenvalues divided by B / (sqrt(d) T)", first, [-1.0, 1.0], 0.1, "A.3.2")
-        sharpest = reached(float(timeline.steps[largest.argmax()]) / plateau)
         what = "time at which the loss is sharpest, divided by the plateau's length"
-        yield close(what, sharpest, 1.0, 0.05, "Fig. 8 right")
+        yield close(what, reached(float(times[largest.argmax()]) / plateau), 1.0, 0.05, "Fig. 8 right")
         what = "largest eigenvalue at its maximum, divided by 1/d"
         yield at_least(what, float(largest.max()) * problem.d, 2.0, "Fig. 8 right")
         what = "largest eigenvalue at the end, divided by 1/d"
@@ -292,6 +268,11 @@ class LatePhase(Claim):
         flat, _ = theory.late_eigenvalues(problem, float(timeline.series("alpha")[-1]))
         what = "smallest eigenvalue at the end, divided by 2 e^2 / (T - B)"
         yield close(what, float(smallest[-1]) / flat, 1.0, 0.1, "A.3.3, ours")
+        e = np.geomspace(1e-3, 1e-1, 9)
+        at_rest = problem.hessian(problem.equilibrium(1 - e), np.log((problem.T - 1) / e * (1 - e)))
+        power = fit_law({"e": e.tolist()}, np.linalg.eigvalsh(at_rest)[:, 0].tolist()).exponents["e"].value
+        what = "at w_inf: exponent of the smallest eigenvalue in e = 1 - B alpha (A.3.3 prints 1)"
+        yield close(what, power, 2.0, 0.1, "A.3.3, ours", relative=False)
 
 
 def settling_time(times: Floats, off: Floats, limit: float) -> float:

@@ -12,16 +12,8 @@ from matplotlib.figure import Figure
 from stagelens import Law
 from stagelens.figures import THEORY, line_style, panels, title_of
 from stagelens_emergence import theory
-from stagelens_emergence.claims.measures import (
-    DIMENSIONS,
-    LENGTHS,
-    PROBABILITIES,
-    REPEATS,
-    PlateauFit,
-    cross_sample_fit,
-    in_context_fit,
-    length_fit,
-)
+from stagelens_emergence.claims import measures
+from stagelens_emergence.claims.measures import DIMENSIONS, LENGTHS, PROBABILITIES, REPEATS, PlateauFit
 from stagelens_emergence.flow import trajectory
 from stagelens_emergence.theory import ReducedModel, paper_flow
 
@@ -75,7 +67,7 @@ def emergence_figure(run: Run, problem: ReducedModel) -> Figure:
     state.axhline(1.0, label="optimum", **OPTIMUM)
     state.set(xlabel="time", title=f"b. T = {problem.T}, d = {problem.d}, B = {problem.B}, p = {problem.p:g}")
     state.legend()
-    fit = length_fit()
+    fit = measures.length_fit()
     draw_fit(law, LENGTHS, fit, [f"d = {d}" for d in DIMENSIONS], order="F")
     law.set(xlabel="T", title=f"c. {law_text(fit.law)}")
     return figure
@@ -107,10 +99,10 @@ def draw_fit(axis: Axes, x: Sequence[float], fit: PlateauFit, labels: Sequence[s
 def repetition_figure(T: int) -> Figure:
     """Draws Fig. 2: plateau lengths over d for several B, and for several p, each with its law."""
     figure, ((left, right),) = panels(1, 2, f"Fig. 2: repetition shortens the plateau; T = {T}", LESS_WIDE)
-    fit = in_context_fit(T)
+    fit = measures.in_context_fit(T)
     draw_fit(left, DIMENSIONS, fit, [f"B = {B}" for B in REPEATS])
     left.set(xlabel="d", title=f"in-context: {law_text(fit.law, '(T/B)', 'd')}")
-    fit = cross_sample_fit(T)
+    fit = measures.cross_sample_fit(T)
     draw_fit(right, DIMENSIONS, fit, [f"p = {p:g}" for p in PROBABILITIES])
     law = law_text(fit.law, "x")
     right.set(xlabel="d", title=f"cross-sample: {law}\nx = √d T / √(p²d + (1-p)²)")

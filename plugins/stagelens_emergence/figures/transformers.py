@@ -220,11 +220,6 @@ def lab_fig5(lab: Lab) -> Figure:
     return fig5(runs_of([recall.recall(lab, grid.base)], *(runs.values() for runs in repeated)))
 
 
-def lab_fig11(lab: Lab) -> Figure:
-    grid = regression.REGRESSIONS[lab.budget]
-    return fig11([regression.regression(lab, data)[lab.seeds[0]] for data in grid.vary_T])
-
-
 def lab_fig13(lab: Lab) -> Figure:
     return fig13(runs_of(regression.size_runs(lab, regression.REGRESSIONS[lab.budget]).values()))
 
@@ -236,7 +231,3 @@ def lab_fig14(lab: Lab) -> Figure:
 
 def lab_fig15(lab: Lab) -> Figure:
     return fig15(runs_of(*regression.optimizer_runs(lab, regression.REGRESSIONS[lab.budget]).values()))
-
-
-def lab_fig17(lab: Lab) -> Figure:
-    return fig17(recall.recall(lab, recall.RECALLS[lab.budget].vary_pairs[-1])[lab.seeds[0]])
