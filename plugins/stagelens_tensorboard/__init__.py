@@ -34,7 +34,7 @@ class Writer:
     """Writes the readings of one run. Different steps and names stay different in TensorBoard."""
 
     def __init__(self, run: Run) -> None:
-        """Opens the event file. TensorBoard drops the steps after the newest checkpoint, which a resumed run repeats."""
+        """Opens the event file. A resumed run repeats the steps after its newest checkpoint, so these are dropped."""
         redone = max(run.checkpoints, default=-1) + 1
         self.events: Any = SummaryWriter(run.folder / FOLDER, purge_step=redone)
         self.events.add_text("config", f"`{run.command}`", 0)

@@ -4,7 +4,7 @@
     stagelens --plugin-dir stagelens_wandb run markov
     wandb sync runs/markov-minimal-quick-seed0/wandb/offline-run-*
 
-The plugin is loaded only if `--plugin-dir` names it. Nothing leaves the machine until you run `wandb sync`.
+The plugin is loaded only if `--plugin-dir` names it. Offline, nothing leaves the machine before `wandb sync`.
 """
 
 from __future__ import annotations
