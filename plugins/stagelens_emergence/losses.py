@@ -38,7 +38,8 @@ def output_error(model: ToyTransformer, others: Tensor, m: Tensor, draws: Draws)
     distributed as |alpha| N(0, I/d), so one draw of d numbers replaces T - B tokens.
     """
     attended = m * draws.relevant + others.norm() * draws.context
-    return attended @ model.W.T - draws.relevant @ model.W_star.T
+    error: Tensor = attended @ model.W.T - draws.relevant @ model.W_star.T
+    return error
 
 
 def value_term(error: Tensor) -> Tensor:
