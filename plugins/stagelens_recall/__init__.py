@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from stagelens import ClaimRef, ProbeRef, TaskRef, hookimpl
+from stagelens import ClaimRef, FigureRef, ProbeRef, TaskRef, hookimpl
 
 TASKS = (
     TaskRef(
@@ -58,6 +58,16 @@ CLAIMS = tuple(
         ),
     )
 )
+FIGURES = (
+    FigureRef("staged_learning", "Fig. 1: stages, betas and attention", task="recall/simplified"),
+    FigureRef("fig4", "Fig. 4: the same with the betas in the opposite order", "stagelens_recall.figures.stages:fig4"),
+    FigureRef(
+        "first_jump",
+        "Theorem 3.1: growth, conservation law and escape time of the first jump",
+        task="recall/flow",
+        settings={"betas": [0.1, 0.0, 0.0]},
+    ),
+)
 
 
 @hookimpl
@@ -73,3 +83,8 @@ def stagelens_register_probes() -> tuple[ProbeRef, ...]:
 @hookimpl
 def stagelens_register_claims() -> tuple[ClaimRef, ...]:
     return CLAIMS
+
+
+@hookimpl
+def stagelens_register_figures() -> tuple[FigureRef, ...]:
+    return FIGURES

@@ -151,7 +151,7 @@ def small_alpha(time: Any, epsilon: float, order: int, responses: int, gain: flo
 def escape_law(epsilon: float, order: int, responses: int, gain: float = 1.0) -> float:
     """Returns the length of the first plateau from a small beta = epsilon: the time at which `small_alpha` diverges."""
     c = sqrt(2 * (order - 1) / order)
-    return pi / 2 * (order - 1) / (c * epsilon * xi(0.0, 0.0, order, responses, gain))
+    return float(pi / 2 * (order - 1) / (c * epsilon * xi(0.0, 0.0, order, responses, gain)))
 
 
 def escape_time(epsilon: float, order: int, responses: int, gain: float = 1.0) -> float:
@@ -160,6 +160,7 @@ def escape_time(epsilon: float, order: int, responses: int, gain: float = 1.0) -
     The conservation law gives beta^2 = epsilon^2 + 4 f(alpha). So the time is one integral over alpha, up to the alpha
     at which s_q, and so the loss, is half-way between its plateaus.
     """
+
     def beta(alpha: float) -> float:
         return sqrt(epsilon**2 + 4 * f(alpha, order))
 

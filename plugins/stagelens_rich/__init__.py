@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from stagelens import ClaimRef, ProbeRef, TaskRef, hookimpl
+from stagelens import ClaimRef, FigureRef, ProbeRef, TaskRef, hookimpl
 
 TASKS = (
     TaskRef(
@@ -56,6 +56,15 @@ CLAIMS = tuple(
         ("G11", "flow:PartialLearning", "phase I: the 4-gram below 1% while the induction head is above 99%"),
     )
 )
+FIGURES = (
+    FigureRef("fig1", "Fig. 1: four phases of the toy model", task="rich/toy"),
+    FigureRef("positions_first", "Fig. 2: on text, positions are learned before dot products", task="rich/text"),
+    FigureRef("fig3", "Fig. 3: four phases with Boolean tokens", task="rich/toy", settings={"tokens": "boolean"}),
+    FigureRef("fig4", "Fig. 4: gradient descent and Adam in 100 dimensions", task="rich/high-dim", preset="fig4"),
+    FigureRef("phases", "Fig. 1 by the flow on the closed forms", task="rich/flow"),
+    FigureRef("scaling", "Theorem 4: the length of the plateau", task="rich/flow", preset="scaling"),
+    FigureRef("first_layer", "Lemma 2: the first layer", task="rich/flow", settings={"system": "first-layer"}),
+)
 
 
 @hookimpl
@@ -71,3 +80,8 @@ def stagelens_register_probes() -> tuple[ProbeRef, ...]:
 @hookimpl
 def stagelens_register_claims() -> tuple[ClaimRef, ...]:
     return CLAIMS
+
+
+@hookimpl
+def stagelens_register_figures() -> tuple[FigureRef, ...]:
+    return FIGURES

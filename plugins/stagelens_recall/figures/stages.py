@@ -9,6 +9,7 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from stagelens import Run
+from stagelens.claims import Lab
 from stagelens.figures import draw_levels, headline, levels_of, line_style
 
 BETA, MASS = "recall_circuit/beta", "head_specialization/mass"
@@ -36,6 +37,11 @@ def staged_learning(run: Run) -> Figure | None:
     _draw_attention(rows[1], run)
     headline(figure, f"{run.name}: stages, betas and attention (Figs. 1 and 4)")
     return figure
+
+
+def fig4(lab: Lab) -> Figure | None:
+    """Draws Fig. 4: `staged_learning` of a run whose betas have the opposite order."""
+    return staged_learning(lab.run("recall/simplified", {"betas": [0.01, 0.03, 0.1]}))
 
 
 def _draw_attention(row: Any, run: Run) -> None:
