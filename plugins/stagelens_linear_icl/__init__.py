@@ -22,7 +22,7 @@ TASKS = (
         "linear-icl/flow",
         "the gradient flow of linear attention on the population loss",
         ("quick", "paper"),
-        "stagelens_linear_icl.tasks:LinearFlow",
+        "stagelens_linear_icl.flow:LinearFlow",
     ),
 )
 
@@ -31,33 +31,33 @@ PROBES = (
         "principal_components",
         "how many principal components linear attention uses in context",
         ("count", "distance", "learned", "value", "key", "query"),
-        "stagelens_linear_icl.probe:PrincipalComponents",
+        "stagelens_linear_icl.probes:PrincipalComponents",
         default=False,
     ),
 )
 
 CLAIMS = tuple(
-    ClaimRef(id, title, f"stagelens_linear_icl.{where}")
+    ClaimRef(id, title, f"stagelens_linear_icl.claims.{where}")
     for id, where, title in (
-        ("L1", "claims:Drops", "the loss falls in D drops, and rests where Eq. 5 says"),
-        ("L2", "claims:ScalarEquation", "the value of a head follows the scalar equation through its drop"),
-        ("L3", "claims:Alignment", "after each drop a head's key and query point along the next eigenvector"),
-        ("L4", "claims:FixedPoints", "each set of eigenvectors is a fixed point, with the loss of Eq. 29"),
-        ("L5", "claims:ComponentRegression", "on a plateau the model is principal component regression in context"),
-        ("L6", "variation_claims:Ranks", "with rank R the long plateaus are those at m divisible by R"),
-        ("L7", "variation_claims:Softmax", "softmax attention falls in several drops too"),
-        ("L8", "variation_claims:Lazy", "larger initial weights make shorter plateaus, and the largest none"),
-        ("L9", "variation_claims:VaryingLength", "with contexts of varying length the plateaus are those of Eq. 12"),
+        ("L1", "main:Drops", "the loss falls in D drops, and rests where Eq. 5 says"),
+        ("L2", "main:ScalarEquation", "the value of a head follows the scalar equation through its drop"),
+        ("L3", "main:Alignment", "after each drop a head's key and query point along the next eigenvector"),
+        ("L4", "main:FixedPoints", "each set of eigenvectors is a fixed point, with the loss of Eq. 29"),
+        ("L5", "main:ComponentRegression", "on a plateau the model is principal component regression in context"),
+        ("L6", "variations:Ranks", "with rank R the long plateaus are those at m divisible by R"),
+        ("L7", "variations:Softmax", "softmax attention falls in several drops too"),
+        ("L8", "variations:Lazy", "larger initial weights make shorter plateaus, and the largest none"),
+        ("L9", "variations:VaryingLength", "with contexts of varying length the plateaus are those of Eq. 12"),
         (
             "L10",
-            "variation_claims:RepeatedEigenvalues",
+            "variations:RepeatedEigenvalues",
             "repeated eigenvalues: plateaus of any length, at the same levels",
         ),
-        ("L11", "claims:Conservation", "training conserves k.k - q.q and k.k - v^2 in each head"),
-        ("L12", "claims:Durations", "the first plateau lasts tau / (lambda_1^2 v(0))"),
+        ("L11", "main:LinearConservation", "training conserves k.k - q.q and k.k - v^2 in each head"),
+        ("L12", "main:Durations", "the first plateau lasts tau / (lambda_1^2 v(0))"),
         (
             "L13",
-            "variation_claims:ZeroBlocks",
+            "variations:ZeroBlocks",
             "the blocks that start at zero stay near it, the more sequences the nearer",
         ),
     )
