@@ -14,6 +14,7 @@ from .claim import (
     equal as equal,
     in_every_seed as in_every_seed,
     ordered as ordered,
+    per_seed as per_seed,
     reached as reached,
     reported as reported,
 )

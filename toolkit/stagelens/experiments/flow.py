@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from stagelens.base import StagelensError
 from stagelens.experiments.config import Config, FlowConfig
 from stagelens.experiments.experiment import Experiment
+from stagelens.experiments.times import recording_times
 from stagelens.timelines import Measurement, Reading, pack
 
 Floats = NDArray[np.float64]
@@ -33,7 +34,7 @@ class Event:
     """
 
     name: str
-    function: Callable[[float, State], float]
+    function: Callable[[float, Any], float]
     terminal: bool = True
     direction: int = 0
 
@@ -59,10 +60,9 @@ class Flow(Experiment):
         return ()
 
     def times(self) -> Floats:
-        """The times that are recorded: half of them even, half even in log time."""
-        end, points = self.config.time, self.config.points
-        log = np.geomspace(end / 10**4, end, points - points // 2)
-        return np.unique(np.concatenate([np.linspace(0, end, points // 2 + 1), log]))
+        """Returns the times that are recorded, [time]: half of them evenly spaced, half evenly spaced in log time."""
+        points = self.config.points
+        return recording_times(self.config.time, even=points // 2 + 1, log=points - points // 2)
 
 
 @dataclass(frozen=True)
@@ -112,7 +112,7 @@ def integrate(flow: Flow, progress: Callable[[float], None] | None = None) -> Tr
                 rtol=config.rtol,
                 atol=config.atol,
                 dense_output=True,
-                events=[_scipy_event(event, unpack_state) for event in events] or None,
+                events=[scipy_event(event, unpack_state) for event in events] or None,
             )
     except Diverged as error:  # in the first step
         readings = [observe(0.0, pack_state(initial))]
@@ -161,7 +161,12 @@ def _packing(state: State) -> tuple[Callable[[State], Floats], Callable[[Floats]
     return flatten, unflatten
 
 
-def _scipy_event(event: Event, unpack_state: Callable[[Floats], State]) -> Callable[[float, Floats], float]:
+def scipy_event(event: Event, unpack_state: Callable[[Floats], Any] = np.asarray) -> Callable[[float, Floats], float]:
+    """Returns the function of (time, flat state [variable]) that scipy looks for zeros of.
+
+    `unpack_state` turns the flat state into what `event.function` gets.
+    """
+
     def function(time: float, flat: Floats) -> float:
         return event.function(time, unpack_state(flat))
 
