@@ -39,7 +39,7 @@ PROBES = (
 CLAIMS = tuple(
     ClaimRef(id, title, f"stagelens_linear_icl.claims.{where}")
     for id, where, title in (
-        ("L1", "main:Drops", "the loss falls in D drops, and rests where Eq. 5 says"),
+        ("L1", "main:Drops", "the loss falls in D drops, with plateaus at the levels of Eq. 5"),
         ("L2", "main:ScalarEquation", "the value of a head follows the scalar equation through its drop"),
         ("L3", "main:Alignment", "after each drop a head's key and query point along the next eigenvector"),
         ("L4", "main:FixedPoints", "each set of eigenvectors is a fixed point, with the loss of Eq. 29"),
@@ -51,14 +51,14 @@ CLAIMS = tuple(
         (
             "L10",
             "variations:RepeatedEigenvalues",
-            "repeated eigenvalues: plateaus of any length, at the same levels",
+            "with repeated eigenvalues plateaus have any length, at the same levels",
         ),
         ("L11", "main:LinearConservation", "training conserves k.k - q.q and k.k - v^2 in each head"),
         ("L12", "main:Durations", "the first plateau lasts tau / (lambda_1^2 v(0))"),
         (
             "L13",
             "variations:ZeroBlocks",
-            "the blocks that start at zero stay near it, the more sequences the nearer",
+            "the blocks that start at zero stay near zero, the nearer the more sequences",
         ),
     )
 )

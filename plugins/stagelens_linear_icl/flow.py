@@ -52,7 +52,8 @@ def descend(
     Records the steps in `record`, by default those of `record_steps`. Stops after recording a loss that is not finite.
     """
     R = weights.k.shape[-2]
-    pairs = tuple(part.copy() for part in as_pairs(weights))
+    v, k, q = as_pairs(weights)
+    pairs = v.copy(), k.copy(), q.copy()
     cross, second = moments.cross.numpy(), moments.second.numpy()
     wanted = set(record_steps(steps) if record is None else record)
     recorded: list[tuple[int, Floats, HeadWeights]] = []

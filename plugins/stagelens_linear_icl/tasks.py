@@ -190,7 +190,7 @@ class RawSequences(TrainedProblem):
         return error.square().mean()
 
     def conserved(self, model: Any) -> Mapping[str, Tensor]:
-        """Returns Eqs. 44 and 50 for linear attention with zero blocks, for which alone they hold; otherwise nothing."""
+        """Returns Eq. 44 or 50 for linear attention with zero blocks, and nothing otherwise: they hold only there."""
         c = self.config
         return super().conserved(model) if (c.attention, c.blocks) == ("linear", "zero") else {}
 

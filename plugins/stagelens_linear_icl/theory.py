@@ -106,7 +106,7 @@ def value_curve(times: Floats, start: float, lam: Floats, d: int, inverse_length
 def value_time(v: Floats, lam: Floats, d: int, inverse_length: float) -> Floats:
     """Eq. 37: returns the time at which the head that learns e_d has the value v, up to a constant.
 
-    The integrand printed in the paper has v^2 twice; v^2 - (a/lambda) v^5 is meant, and its integral is the printed one.
+    The paper prints v^2 twice in the integrand; v^2 - (a/lambda) v^5 is meant, and its integral is the printed one.
     """
     c = (hat_eigenvalues(lam, inverse_length)[d] / lam[d]) ** (1 / 3)
     log = np.log((c**2 * v**2 + c * v + 1) / (c**2 * v**2 - 2 * c * v + 1))
@@ -121,7 +121,7 @@ def plateau_duration(lam_next: float, value: float) -> float:
 
 
 def conserved(v: Any, k: Any, q: Any) -> dict[str, Any]:
-    """Eq. 50 (Eq. 44 for R = 1): returns k_ir^T k_ir - q_ir^T q_ir, [..., H, R], and sum_r k_ir^T k_ir - v_i^2, [..., H].
+    """Eq. 50 (Eq. 44 for R = 1): returns |k_ir|^2 - |q_ir|^2, [..., H, R], and sum_r |k_ir|^2 - v_i^2, [..., H].
 
     v [..., H], k and q [..., H, R, D] are arrays or tensors.
     """

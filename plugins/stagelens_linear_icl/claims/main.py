@@ -34,7 +34,7 @@ from stagelens_linear_icl.model import product
 
 
 class Drops(Claim):
-    id, title = "L1", "the loss falls in D drops, and rests where Eq. 5 says"
+    id, title = "L1", "the loss falls in D drops, with plateaus at the levels of Eq. 5"
     reference = "Fig. 1a, Eq. 5"
     seeds = 6
 

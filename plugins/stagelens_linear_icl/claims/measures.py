@@ -170,7 +170,7 @@ def half_times(path: WeightPath) -> list[float | str]:
 
 
 def regression_error(path: WeightPath, m: int) -> float:
-    """Returns |prediction - Eq. 8| / |Eq. 8| on plateau m + 1 and fresh sequences; nan if the plateau is not reached."""
+    """Returns |prediction - Eq. 8| / |Eq. 8| on plateau m + 1 and fresh sequences; nan if it is not reached."""
     problem = path.problem
     if m > len(path.drops):
         return float("nan")
@@ -253,7 +253,7 @@ def accelerations(path: WeightPath) -> int:
 
 
 def slowest_losses(path: WeightPath) -> list[float | str]:
-    """Returns the loss where it changes least between drops m and m + 1, for m = 0..D-1; in words without drop m + 1."""
+    """Returns the loss where it changes least between drops m and m + 1, for m = 0..D-1."""
     speed = np.abs(np.gradient(path.loss, path.times))
     found: list[float | None] = [None] * path.problem.config.D
     for m, (begin, end) in enumerate(pairwise([0.0, *path.drops])):

@@ -101,7 +101,7 @@ class VaryingLength(Claim):
 
 
 class RepeatedEigenvalues(Claim):
-    id, title = "L10", "repeated eigenvalues: plateaus of any length, at the same levels"
+    id, title = "L10", "with repeated eigenvalues plateaus have any length, at the same levels"
     reference = "Fig. 9, E.5"
     seeds = 6
 
@@ -118,7 +118,7 @@ class RepeatedEigenvalues(Claim):
 
 
 class ZeroBlocks(Claim):
-    id, title = "L13", "the blocks that start at zero stay near it, the more sequences the nearer"
+    id, title = "L13", "the blocks that start at zero stay near zero, the nearer the more sequences"
     reference = "E.1"
 
     def checks(self, lab: Lab) -> Iterable[Check]:

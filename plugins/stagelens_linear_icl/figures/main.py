@@ -82,9 +82,7 @@ def values_figure(run: Run) -> Figure:
     figure, ((axis,),) = grid((1, 1), **SINGLE)
     steps, values = run.timeline.steps, run.timeline.series(VALUE)  # [step, head]
     for head, curve in enumerate(values.T):
-        axis.plot(
-            steps, curve, color=COLOURS[head % len(COLOURS)], lw=2.2, label=None if head else "heads"
-        )
+        axis.plot(steps, curve, color=COLOURS[head % len(COLOURS)], lw=2.2, label=None if head else "heads")
     draw_predictions(axis, run, VALUE)
     log_steps(axis, float(steps[-1]))
     name_beside(axis, list(zip(values[-1], _heads_with_eigenvectors(run), strict=True)))
