@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
+from itertools import pairwise
 from typing import Any, ClassVar
 
 import numpy as np
@@ -14,12 +16,13 @@ from numpy.typing import NDArray
 
 from stagelens import Flow, Prediction, Reading
 from stagelens.experiments import Config, Floats, State, recording_times, solve
+from stagelens.timelines import first_crossing
 from stagelens_linear_icl import theory
 from stagelens_linear_icl.config import ProblemFlowConfig
 from stagelens_linear_icl.data import RegressionMoments
 from stagelens_linear_icl.losses import as_heads, as_pairs, gradients, loss_of, rates, sharpness
 from stagelens_linear_icl.model import HeadWeights, product, stack
-from stagelens_linear_icl.probes import component_readings
+from stagelens_linear_icl.probes import component_readings, learned
 
 MAX_STIFF = 200  # weights; with more, the Jacobian of an implicit method costs more time than it saves
 
@@ -38,10 +41,10 @@ class Descent:
         """Flow time in units of tau: a step of size lr follows dL/dW, the flow follows 1/2 dL/dW."""
         return np.asarray(2 * self.lr * self.steps, dtype=np.float64)
 
-    def seed(self, index: int) -> Descent:
-        """Returns the descent of one seed, without the seed dim."""
+    def path(self, problem: theory.Problem, index: int = 0) -> WeightPath:
+        """Returns the path of one seed."""
         weights = HeadWeights(*(part[:, index] for part in self.weights))
-        return Descent(self.steps, self.lr, self.loss[:, index], weights)
+        return WeightPath(problem, self.times, self.loss[:, index], weights)
 
 
 def descend(
@@ -104,6 +107,48 @@ def gradient_flow(
     return unflatten(solve(rate, start, times, rtol=rtol, atol=atol, **ways).states)
 
 
+@dataclass(frozen=True)
+class WeightPath:
+    """The loss [T] and weights of one seed over `times` [T], in units of tau, and the problem that they solve."""
+
+    problem: theory.Problem
+    times: Floats
+    loss: Floats
+    weights: HeadWeights
+
+    @cached_property
+    def drops(self) -> list[float]:
+        """The time at which half of each drop is done. Drops that are not reached are left out."""
+        found = [first_crossing(self.times, self.loss, half, rising=False) for half in self.problem.half_drops]
+        return [time for time in found if time is not None]
+
+    @cached_property
+    def middles(self) -> list[int]:
+        """The index of the middle of each plateau in log time. The last plateau lasts until the end."""
+        ends = [max(self.times[1], 1.0), *self.drops, self.times[-1]]
+        return [int(np.abs(self.times - np.sqrt(a * b)).argmin()) for a, b in pairwise(ends)]
+
+    @cached_property
+    def learned(self) -> Floats:
+        """The learned fraction of each eigenvector, [T, D]."""
+        return learned(product(self.weights), self.problem.fixed_points)
+
+    def time_learned(self, d: int, fraction: float) -> float | None:
+        """Returns the time at which this fraction of e_{d+1} is learned, or None if it is not by the end."""
+        return first_crossing(self.times, self.learned[:, d], fraction, rising=True)
+
+    def head_of(self, d: int) -> int:
+        """Returns the head that contributes most to e_{d+1} at the end."""
+        (v, k, q), e = self.weights.at(-1), self.problem.covariance.eigenvectors[d]
+        return int(np.abs(v[:, None] * (k @ e) * (q @ e)).sum(-1).argmax())
+
+
+def flow_path(problem: theory.Problem, times: Floats, seed: int | None = None, rtol: float = 1e-8) -> WeightPath:
+    """Integrates the gradient flow from the start of `seed`, by default the run's seed."""
+    weights = gradient_flow(problem.start(seed), problem.population, times, rtol, rtol * 1e-3)
+    return WeightPath(problem, times, loss_of(product(weights), problem.population), weights)
+
+
 def largest_rate(weights: HeadWeights, settled: HeadWeights, moments: RegressionMoments, steps: int = 1000) -> float:
     """Estimates the largest rate at which descent from `weights` converges: 2 / the largest sharpness on its path.
 
@@ -111,8 +156,8 @@ def largest_rate(weights: HeadWeights, settled: HeadWeights, moments: Regression
     `weights`, because large weights settle near their start.
     """
     slow = 0.5 / max(sharpness(weights, moments), sharpness(settled, moments))
-    path = descend(stack([weights]), moments, slow, steps, record=range(0, steps + 1, steps // 10)).seed(0)
-    points = [settled, *(path.weights.at(index) for index in range(len(path.steps)))]
+    path = descend(stack([weights]), moments, slow, steps, record=range(0, steps + 1, steps // 10))
+    points = [settled, *(path.weights.at(index).at(0) for index in range(len(path.steps)))]
     return 2 / max(sharpness(point, moments) for point in points)
 
 
@@ -146,4 +191,4 @@ class LinearFlow(theory.Problem, Flow):
     def predictions(self) -> Sequence[Prediction]:
         from stagelens_linear_icl.predictions import FlowReference, plateau_levels
 
-        return [*plateau_levels(self), *FlowReference(self, self.config.time).predictions(per_step=1.0)]
+        return [*plateau_levels(self), *FlowReference.of(self, self.config.time).predictions(per_step=1.0)]

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
@@ -12,10 +10,7 @@ from stagelens import Prediction, Timeline
 from stagelens.experiments import Floats, recording_times
 from stagelens.timelines import first_crossing
 from stagelens_linear_icl import theory
-from stagelens_linear_icl.flow import gradient_flow
-from stagelens_linear_icl.losses import loss_of
-from stagelens_linear_icl.model import HeadWeights, product
-from stagelens_linear_icl.probes import learned
+from stagelens_linear_icl.flow import WeightPath, flow_path
 
 JUST_LEARNED = 0.9  # learned fraction of an eigenvector at t_d of Fig. 6, just after the d-th drop
 ON_PLATEAU = 0.005 ** (1 / 3)  # of a head's final value; below it, less than 1% of the coming drop is done
@@ -25,12 +20,6 @@ def plateau_levels(problem: theory.Problem) -> list[Prediction]:
     """Returns the losses on the plateaus, Eq. 5 or 12."""
     where = "Eq. 12" if problem.config.every else "Eq. 5"
     return [Prediction(f"L(M_{m})", "level", float(loss), where) for m, loss in enumerate(problem.plateaus)]
-
-
-def head_of(weights: HeadWeights, e: Floats) -> int:
-    """Returns the head that contributes most to the eigenvector `e` [D]; v [H], k and q [H, R, D]."""
-    v, k, q = weights
-    return int(np.abs(v[:, None] * (k @ e) * (q @ e)).sum(-1).argmax())
 
 
 @dataclass(frozen=True)
@@ -50,38 +39,26 @@ class ValueCurve:
         return np.asarray(np.sign(self.value) * solved[back[1:]])
 
 
-class FlowReference:
-    """The gradient flow from the start of one run, until time `end` in units of tau.
+class FlowReference(WeightPath):
+    """The gradient flow from the start of one run, with what it predicts about the run."""
 
-    `times` [T], `losses` [T], `weights` of the flow, and `shares` [T, D], the learned fraction of each eigenvector.
-    """
-
-    def __init__(self, problem: theory.Problem, end: float, points: int = 800) -> None:
-        self.problem = problem
-        self.times = recording_times(end, log=points)
-        self.weights = gradient_flow(problem.start(), problem.population, self.times, rtol=1e-7, atol=1e-10)
-        self.shares = learned(product(self.weights), problem.fixed_points)
-        self.losses = loss_of(product(self.weights), problem.population)
-
-    def time_of(self, d: int, share: float) -> float | None:
-        """Returns the time at which this fraction of e_{d+1} is learned, or None if it is not by the end."""
-        return first_crossing(self.times, self.shares[:, d], share, rising=True)
-
-    def head_of(self, d: int) -> int:
-        """Returns the head that learns e_{d+1}."""
-        return head_of(self.weights.at(-1), self.problem.covariance.eigenvectors[d])
+    @classmethod
+    def of(cls, problem: theory.Problem, end: float) -> FlowReference:
+        """Integrates the flow until time `end`, in units of tau."""
+        path = flow_path(problem, recording_times(end, log=800), rtol=1e-7)
+        return cls(problem, path.times, path.loss, path.weights)
 
     def drop_time(self, d: int) -> float | None:
         """Eqs. 38, 43: returns t_d + tau / (lambda_{d+1}^2 v(t_d)) with the value of the head that learns e_{d+1}."""
-        begin = 0.0 if d == 0 else self.time_of(d - 1, JUST_LEARNED)
-        if begin is None or self.time_of(d, 0.5) is None:
+        begin = 0.0 if d == 0 else self.time_learned(d - 1, JUST_LEARNED)
+        if begin is None or self.time_learned(d, 0.5) is None:
             return None
         value = abs(float(np.interp(begin, self.times, self.weights.v[:, self.head_of(d)])))
         return begin + theory.plateau_duration(float(self.problem.lam[d]), value) if value else None
 
     def leaving(self, d: int) -> tuple[int, float, float] | None:
         """Returns the head that learns e_{d+1}, the time at which it leaves its plateau, and its value then."""
-        end, head = self.time_of(d, JUST_LEARNED), self.head_of(d)
+        end, head = self.time_learned(d, JUST_LEARNED), self.head_of(d)
         if end is None:
             return None
         v = self.weights.v[:, head]
@@ -94,7 +71,7 @@ class FlowReference:
         where = "Eq. 24" if self.problem.config.R == 1 else "Eq. 45"
 
         def curve(steps: Floats) -> Floats:
-            return np.interp(steps * per_step, self.times, self.losses)
+            return np.interp(steps * per_step, self.times, self.loss)
 
         return Prediction("gradient flow", "curve", curve, where)
 
@@ -124,8 +101,6 @@ def value_prediction(
     problem: theory.Problem, d: int, head: int, begin: float, value: float, per_step: float
 ) -> Prediction:
     """Returns the value of `head` by Eq. 7, from time `begin` on."""
-    curve: Callable[[Any], Any] = ValueCurve(problem, d, begin, value, per_step)
+    curve, series = ValueCurve(problem, d, begin, value, per_step), "principal_components/value"
     window, place = (begin / per_step, np.inf), {"head": head}
-    series = "principal_components/value"
-    name = f"v of head {head}, e{d + 1}"
-    return Prediction(name, "curve", curve, "Eq. 7", series=series, window=window, place=place)
+    return Prediction(f"v of head {head}, e{d + 1}", "curve", curve, "Eq. 7", series=series, window=window, place=place)

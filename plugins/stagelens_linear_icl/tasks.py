@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -22,11 +22,7 @@ from stagelens_linear_icl.losses import exact_loss
 from stagelens_linear_icl.model import AllBlocksAttention, InContextRegressor, SeparateAttention, stack
 from stagelens_linear_icl.predictions import FlowReference, plateau_levels
 
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
-    from stagelens import Run
-
+PROBES = ("principal_components", "qk_alignment", "attention_sparsity", "weight_norms", "conserved")
 FIG2 = EIGHT | {"lr": 0.6, "steps": 50_000}
 
 
@@ -34,13 +30,7 @@ class TrainedProblem(theory.Problem, Task):
     """Base of both trained tasks: sequences, plain gradient descent, directions and conserved quantities."""
 
     Config: ClassVar[type[Config]] = TrainedProblemConfig
-    probes: ClassVar[Sequence[str] | None] = (
-        "principal_components",
-        "qk_alignment",
-        "attention_sparsity",
-        "weight_norms",
-        "conserved",
-    )
+    probes: ClassVar[Sequence[str] | None] = PROBES
 
     def sample(self, n: int, generator: torch.Generator) -> RegressionSequences:
         """Draws n sequences of N + 1 tokens."""
@@ -84,7 +74,7 @@ class TrainedProblem(theory.Problem, Task):
     def schedule(self) -> Schedule:
         return Schedule(log=100, even=40)
 
-    def figures(self, run: Run) -> Mapping[str, Figure]:
+    def figures(self, run: Any) -> Mapping[str, Any]:
         from stagelens_linear_icl.figures import figures_for
 
         return figures_for(run, self)
@@ -146,7 +136,7 @@ class Separate(TrainedProblem):
 
     def predictions(self) -> Sequence[Prediction]:
         per_step = 2 * self.config.lr  # flow time of one step, in units of tau
-        flow = FlowReference(self, self.config.steps * per_step)
+        flow = FlowReference.of(self, self.config.steps * per_step)
         return [*plateau_levels(self), flow.loss_curve(per_step), *flow.predictions(per_step)]
 
 
@@ -159,15 +149,7 @@ class RawSequences(TrainedProblem):
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {
         "quick": {"P": 1000, "batch_size": 1000, "eval_size": 1000},
         "paper": {"P": 5000, "batch_size": 5000, "w_init": 0.05, "lr": 0.1, "steps": 200_000},
-        "fig3": {
-            "attention": "softmax",
-            "blocks": "zero",
-            "P": 500,
-            "batch_size": 500,
-            "w_init": 0.05,
-            "lr": 0.5,
-            "steps": 3000,
-        },
+        "fig3": {"attention": "softmax", "blocks": "zero", "P": 500, "batch_size": 500, "w_init": 0.05, "lr": 0.5},
     }
 
     def build_model(self) -> InContextRegressor:

@@ -85,7 +85,7 @@ class OnTheChain(Task):
         return ReduceLROnPlateau(optimizer, factor=0.5, patience=patience) if patience else None
 
     def groups(self) -> Mapping[str, Group]:
-        """Returns I(1), I(2), ... as offsets: a query is itself lag 1 of what it predicts, so lag i has offset i - 1."""
+        """Returns I(1), I(2), ... as offsets: a query is at lag 1 of what it predicts, so lag i has offset i - 1."""
         return {
             f"I({k})": Group(offsets=tuple(lag - 1 for lag in interval))
             for k, interval in enumerate(self.config.intervals, start=1)

@@ -11,6 +11,7 @@ import pytest
 import stagelens_linear_icl.claims.main
 import stagelens_linear_icl.claims.measures
 import stagelens_linear_icl.claims.variations
+import stagelens_linear_icl.flow
 import stagelens_rich.claims
 from stagelens.claims import Check, at_least, close, equal, ordered, reached, reported
 from stagelens.claims.lab import Lab
@@ -62,7 +63,8 @@ def nothing_happens(monkeypatch):
     brief = {**linear.LONG, "steps": 400}
     for module in (linear, stagelens_linear_icl.claims.main, variations):
         monkeypatch.setattr(module, "LONG", brief)
-    monkeypatch.setattr(linear, "first_crossing", lambda *_, **__: None)
+    for module in (linear, stagelens_linear_icl.flow):
+        monkeypatch.setattr(module, "first_crossing", lambda *_, **__: None)
     linear.small_starts.cache_clear()
     monkeypatch.setattr(variations, "RANKS", dict.fromkeys(variations.RANKS, 400))
     monkeypatch.setattr(rich, "solved_times", lambda **_: PhaseTimes(None, None, None, None))

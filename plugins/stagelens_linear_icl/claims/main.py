@@ -2,80 +2,60 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from itertools import chain, combinations
-from typing import Any
 
 import numpy as np
 
 from stagelens import Check, Claim
 from stagelens.claims import Lab, at_least, at_most, close, ordered, per_seed, reached, reported
 from stagelens_linear_icl import theory
-from stagelens_linear_icl.claims.measures import (
-    LONG,
-    SMALL,
-    WeightPath,
-    aligned_drop,
-    best_cosines,
-    descent_drift,
-    descents,
-    exponent,
-    first_drop,
-    flowing,
-    half_times,
-    level_checks,
-    regression_error,
-    separate,
-    small_starts,
-    value_errors,
-)
+from stagelens_linear_icl.claims import measures
+from stagelens_linear_icl.claims.measures import LONG, SMALL, descents, exponent, separate
+from stagelens_linear_icl.flow import WeightPath, flow_path
 from stagelens_linear_icl.losses import loss_of, rates
 from stagelens_linear_icl.model import product
 
 
 class Drops(Claim):
-    id, title = "L1", "the loss falls in D drops, with plateaus at the levels of Eq. 5"
-    reference = "Fig. 1a, Eq. 5"
+    id, title, reference = "L1", "the loss falls in D drops, with plateaus at the levels of Eq. 5", "Fig. 1a, Eq. 5"
     seeds = 6
 
     def checks(self, lab: Lab) -> Iterable[Check]:
-        yield from level_checks(small_starts(lab.seeds), self.reference)
+        yield from measures.level_checks(measures.small_starts(lab.seeds), self.reference)
 
 
 def shared_descents(lab: Lab) -> dict[int, WeightPath]:
     """Returns the lab's seeds of the descents of L1."""
-    shared = small_starts(tuple(range(max(Drops.seeds, len(lab.seeds)))))
+    shared = measures.small_starts(tuple(range(max(Drops.seeds, len(lab.seeds)))))
     return {seed: shared[seed] for seed in lab.seeds}
 
 
 class ScalarEquation(Claim):
-    id, title = "L2", "the value of a head follows the scalar equation through its drop"
-    reference = "Eq. 7, Fig. 1b"
+    id, title, reference = "L2", "the value of a head follows the scalar equation through its drop", "Eq. 7, Fig. 1b"
 
     def checks(self, lab: Lab) -> Iterable[Check]:
         problem = separate(**LONG)
         times = np.append(0.0, np.geomspace(100.0, 2 * LONG["lr"] * LONG["steps"], 20_000))
-        errors = {seed: reached(value_errors(flowing(problem, times, seed))) for seed in lab.seeds}
+        errors = {seed: reached(measures.value_errors(flow_path(problem, times, seed))) for seed in lab.seeds}
         yield per_seed(at_most, "relative error of v through drops 1..D in the flow", errors, 0.05, "Eq. 7")
         what = f"the same error in descent at lr = {LONG['lr']:g}, whose steps are not short compared with a drop"
-        yield reported(what, reached([value_errors(path) for path in shared_descents(lab).values()]), "Eq. 7")
+        yield reported(what, reached([measures.value_errors(path) for path in shared_descents(lab).values()]), "Eq. 7")
 
 
 class Alignment(Claim):
-    id, title = "L3", "after each drop a head's key and query point along the next eigenvector"
-    reference = "Fig. 1c"
+    id, title, reference = "L3", "after each drop a head's key and query point along the next eigenvector", "Fig. 1c"
 
     def checks(self, lab: Lab) -> Iterable[Check]:
         paths, where = shared_descents(lab), self.reference
         for side, name in (("k", "key"), ("q", "query")):
-            found = {seed: best_cosines(path, side) for seed, path in paths.items()}
+            found = {seed: measures.best_cosines(path, side) for seed, path in paths.items()}
             yield per_seed(at_least, f"|cosine| of a {name} with e_m after drop m", found, 0.99, where)
-        yield per_seed(ordered, "time at which half of e_m is learned", paths, where, of=half_times)
+        yield per_seed(ordered, "time at which half of e_m is learned", paths, where, of=measures.half_times)
 
 
 class FixedPoints(Claim):
-    id, title = "L4", "each set of eigenvectors is a fixed point, with the loss of Eq. 29"
-    reference = "Eqs. 3, 4, 29"
+    id, title, reference = "L4", "each set of eigenvectors is a fixed point, with the loss of Eq. 29", "Eqs. 3, 4, 29"
 
     def checks(self, lab: Lab) -> Iterable[Check]:  # noqa: ARG002
         task = separate()
@@ -97,18 +77,18 @@ class FixedPoints(Claim):
 
 
 class ComponentRegression(Claim):
-    id, title = "L5", "on a plateau the model is principal component regression in context"
-    reference = "Eq. 8"
+    id, title, reference = "L5", "on a plateau the model is principal component regression in context", "Eq. 8"
 
     def checks(self, lab: Lab) -> Iterable[Check]:
         paths = shared_descents(lab)
-        errors = {seed: reached([regression_error(path, m) for m in range(1, 5)]) for seed, path in paths.items()}
+        errors = {
+            seed: reached([measures.regression_error(path, m) for m in range(1, 5)]) for seed, path in paths.items()
+        }
         yield per_seed(at_most, "relative error against Eq. 8, m = 1..D", errors, 0.02, self.reference)
 
 
 class LinearConservation(Claim):
-    id, title = "L11", "training conserves k.k - q.q and k.k - v^2 in each head"
-    reference = "Eqs. 44, 50"
+    id, title, reference = "L11", "training conserves k.k - q.q and k.k - v^2 in each head", "Eqs. 44, 50"
 
     def checks(self, lab: Lab) -> Iterable[Check]:
         exact = {"method": "DOP853", "rtol": 1e-12, "atol": 1e-14, "points": 50, "time": 4000.0}
@@ -119,35 +99,27 @@ class LinearConservation(Claim):
         for lr, steps in ((0.4, 5_000), (0.04, 50_000)):
             what = f"relative drift of descent over the same time, lr = {lr:g}"
             paths = descents(separate(lr=lr, steps=steps), lab.seeds)
-            yield reported(what, [descent_drift(path) for path in paths.values()], "Eq. 44")
+            yield reported(what, [measures.descent_drift(path) for path in paths.values()], "Eq. 44")
 
 
 class Durations(Claim):
-    id, title = "L12", "the first plateau lasts tau / (lambda_1^2 v(0))"
-    reference = "Eqs. 38, 43"
+    id, title, reference = "L12", "the first plateau lasts tau / (lambda_1^2 v(0))", "Eqs. 38, 43"
 
     def checks(self, lab: Lab) -> Iterable[Check]:
         values, firsts = (1e-3, 2e-3, 5e-3, 1e-2), (0.3, 0.4, 0.5, 0.6)
-        by_value = [aligned_drop(0.4, value) for value in values]
-        by_lambda = [aligned_drop(first, 2e-3) for first in firsts]
+        by_value = [measures.aligned_drop(0.4, value) for value in values]
+        by_lambda = [measures.aligned_drop(first, 2e-3) for first in firsts]
         slopes = reached([exponent(values, by_value), exponent(firsts, by_lambda)])
         what = "aligned head: exponents in v(0) and lambda_1"
         yield close(what, slopes, [-1, -2], 0.1, "Eq. 38", relative=False)
         ratios = [time * 0.4**2 * value for time, value in zip(by_value, values, strict=True)]
         yield reported("time of the drop / Eq. 38, v(0) = 0.001 up to 0.01", reached(ratios), "Eq. 38")
 
-        def by_start(w_init: float) -> dict[str, Any]:
-            return {"w_init": w_init}
-
-        def by_scale(scale: float) -> dict[str, Any]:
-            return {"w_init": SMALL, "spectrum": [0.4 * scale, 0.3 * scale, 0.2 * scale, 0.1 * scale]}
-
-        grids: list[tuple[str, tuple[float, ...], Callable[[float], dict[str, Any]], int]]
-        grids = [("v(0)", (0.005, 0.01, 0.02), by_start, -1), ("lambda_1", (0.5, 1.0, 1.5), by_scale, -2)]
-        for name, grid, settings, expected in grids:
-            found = {
-                seed: reached(exponent(grid, [first_drop(separate(**settings(x)), seed) for x in grid]))
-                for seed in lab.seeds
-            }
+        starts, scales = (0.005, 0.01, 0.02), (0.5, 1.0, 1.5)
+        by_start = [separate(w_init=w_init) for w_init in starts]
+        by_scale = [separate(w_init=SMALL, spectrum=[s * x for x in (0.4, 0.3, 0.2, 0.1)]) for s in scales]
+        for name, grid, tasks, expected in (("v(0)", starts, by_start, -1), ("lambda_1", scales, by_scale, -2)):
+            drops = {seed: [measures.first_drop(task, seed) for task in tasks] for seed in lab.seeds}
+            exponents = {seed: reached(exponent(grid, times)) for seed, times in drops.items()}
             what = f"random start: exponent in {name}"
-            yield per_seed(close, what, found, expected, 0.1, "Eq. 38", relative=False)
+            yield per_seed(close, what, exponents, expected, 0.1, "Eq. 38", relative=False)

@@ -8,79 +8,31 @@ before they grow, and the more of them grow one at a time.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
-from functools import cache, cached_property
+from functools import cache
 from itertools import pairwise
 from typing import Any
 
 import numpy as np
+import torch
 
 from stagelens import Check, detect_stages
 from stagelens.base import generator
-from stagelens.claims import close, equal, per_seed, reached
+from stagelens.claims import Value, close, equal, per_seed, reached
 from stagelens.experiments import Floats, nearest_pairs
 from stagelens.stages import Stages
 from stagelens.timelines import first_crossing, line_fit
 from stagelens_linear_icl import theory
 from stagelens_linear_icl.data import RegressionMoments, examples, sample_sequences
-from stagelens_linear_icl.flow import LinearFlow, descend, gradient_flow, record_steps
-from stagelens_linear_icl.losses import exact_loss, loss_of
+from stagelens_linear_icl.flow import LinearFlow, WeightPath, descend, flow_path, gradient_flow, record_steps
+from stagelens_linear_icl.losses import exact_loss
 from stagelens_linear_icl.model import AllBlocksAttention, HeadWeights, product, stack
-from stagelens_linear_icl.predictions import ON_PLATEAU, head_of
+from stagelens_linear_icl.predictions import ON_PLATEAU
 from stagelens_linear_icl.probes import cosines, learned
 from stagelens_linear_icl.tasks import Separate
 
 SMALL = 0.005  # w_init of a small start
 LONG = {"w_init": SMALL, "lr": 0.4, "steps": 200_000}  # until all drops of the first six seeds are over
 POINTS = 1500  # at which stages are detected, evenly spaced in log time
-
-
-@dataclass(frozen=True)
-class WeightPath:
-    """The loss [T] and weights of one seed over `times` [T], in units of tau, and the problem that they solve."""
-
-    problem: theory.Problem
-    times: Floats
-    loss: Floats
-    weights: HeadWeights
-
-    @property
-    def levels(self) -> Floats:
-        """The plateau losses of Eq. 5 or 12, [D + 1]."""
-        return self.problem.plateaus
-
-    @cached_property
-    def drops(self) -> list[float]:
-        """The time at which half of each drop is done. Drops that are not reached are left out."""
-        found = [first_crossing(self.times, self.loss, half, rising=False) for half in self.problem.half_drops]
-        return [time for time in found if time is not None]
-
-    @cached_property
-    def dwells(self) -> Floats:
-        """How long the loss stays at each level, from half of one drop to half of the next, [drops]."""
-        return np.diff([0.0, *self.drops])
-
-    @cached_property
-    def middles(self) -> list[int]:
-        """The index of the middle of each plateau in log time. The last plateau lasts until the end."""
-        ends = [max(self.times[1], 1.0), *self.drops, self.times[-1]]
-        return [int(np.abs(self.times - np.sqrt(a * b)).argmin()) for a, b in pairwise(ends)]
-
-    @cached_property
-    def stages(self) -> Stages:
-        """The stages of the loss, in log time."""
-        wanted = np.searchsorted(self.times, np.geomspace(1.0, self.times[-1], POINTS))
-        wanted = np.unique(wanted.clip(0, len(self.times) - 1))
-        return detect_stages(self.times[wanted], self.loss[wanted], axis="log")
-
-    @cached_property
-    def shares(self) -> Floats:
-        """The learned fraction of each eigenvector, [T, D]."""
-        return learned(product(self.weights), self.problem.fixed_points)
-
-    def head_of(self, d: int) -> int:
-        """Returns the head that contributes most to e_{d+1} at the end."""
-        return head_of(self.weights.at(-1), self.problem.covariance.eigenvectors[d])
 
 
 def separate(**settings: Any) -> Separate:
@@ -94,8 +46,7 @@ def descents(task: Separate, seeds: Iterable[int]) -> dict[int, WeightPath]:
     lr, steps = task.config.lr, task.config.steps
     record = {*range(0, steps + 1, 10), *record_steps(steps)}
     found = descend(stack([task.start(seed) for seed in seeds]), task.moments, lr, steps, record)
-    each = [found.seed(index) for index in range(len(seeds))]
-    return {seed: WeightPath(task, one.times, one.loss, one.weights) for seed, one in zip(seeds, each, strict=True)}
+    return {seed: found.path(task, index) for index, seed in enumerate(seeds)}
 
 
 @cache
@@ -104,27 +55,32 @@ def small_starts(seeds: tuple[int, ...]) -> dict[int, WeightPath]:
     return descents(separate(**LONG), seeds)
 
 
-def flowing(problem: theory.Problem, times: Floats, seed: int, rtol: float = 1e-8) -> WeightPath:
-    """Integrates the gradient flow from the start of `seed`."""
-    weights = gradient_flow(problem.start(seed), problem.population, times, rtol, rtol * 1e-3)
-    return WeightPath(problem, times, loss_of(product(weights), problem.population), weights)
+def dwells(path: WeightPath) -> Floats:
+    """Returns how long the loss stays at each level, from half of one drop to half of the next, [drops]."""
+    return np.diff([0.0, *path.drops])
+
+
+def stages(path: WeightPath) -> Stages:
+    """Returns the stages of the loss, in log time."""
+    wanted = np.searchsorted(path.times, np.geomspace(1.0, path.times[-1], POINTS))
+    wanted = np.unique(wanted.clip(0, len(path.times) - 1))
+    return detect_stages(path.times[wanted], path.loss[wanted], axis="log")
 
 
 def level_checks(paths: dict[int, WeightPath], reference: str) -> Iterable[Check]:
     """Yields two checks: the loss falls in D drops, and its plateaus are at the levels of theory."""
-    D = next(iter(paths.values())).problem.config.D
-    drops = {seed: len(path.stages.transitions) for seed, path in paths.items()}
-    yield per_seed(equal, "drops of the loss", drops, D, reference)
-    levels = {seed: path.levels for seed, path in paths.items()}
-    yield per_seed(close, "levels of the plateaus", paths, levels, 0.03, reference, of=plateau_levels)
+    problem = next(iter(paths.values())).problem
+    found = {seed: stages(path) for seed, path in paths.items()}
+    drops = {seed: len(one.transitions) for seed, one in found.items()}
+    yield per_seed(equal, "drops of the loss", drops, problem.config.D, reference)
+    levels = {seed: matching_levels(problem.plateaus, one) for seed, one in found.items()}
+    yield per_seed(close, "levels of the plateaus", levels, problem.plateaus, 0.03, reference)
 
 
-def plateau_levels(path: WeightPath) -> list[float | str]:
-    """Returns the level of the detected plateau that belongs to each level of theory, in words if there is none."""
-    found = [plateau.level for plateau in path.stages.plateaus]
-    pairs = nearest_pairs(path.levels.tolist(), found)
-    levels: list[float | str] = reached([None if i is None else found[i] for i in pairs])
-    return levels
+def matching_levels(expected: Floats, found: Stages) -> Value:
+    """Returns the level of the detected plateau that belongs to each expected level, in words if there is none."""
+    levels = [plateau.level for plateau in found.plateaus]
+    return reached([None if i is None else levels[i] for i in nearest_pairs(expected.tolist(), levels)])
 
 
 def value_errors(path: WeightPath) -> list[float]:
@@ -139,7 +95,7 @@ def value_error(path: WeightPath, d: int) -> float:
     nan if that does not happen.
     """
     lam, inverse_length = path.problem.lam, path.problem.inverse_length
-    learned_at = np.flatnonzero(path.shares[:, d] > 0.99)
+    learned_at = np.flatnonzero(path.learned[:, d] > 0.99)
     if not len(learned_at):
         return float("nan")
     value = np.abs(path.weights.v[: learned_at[0] + 1, path.head_of(d)])
@@ -151,22 +107,20 @@ def value_error(path: WeightPath, d: int) -> float:
     return float(np.max(np.abs(value[begin:] / curve - 1)))
 
 
-def best_cosines(path: WeightPath, side: str) -> list[float | str]:
+def best_cosines(path: WeightPath, side: str) -> Value:
     """Returns |cosine| with e_m of the key or query that learns it, on the plateau after drop m, for m = 1..D."""
     e, D = path.problem.covariance.eigenvectors, path.problem.config.D
     found: list[float | None] = [None] * D
     for m in range(len(path.drops)):
         after = path.weights.at(path.middles[m + 1])
         found[m] = float(cosines(getattr(after, side), e)[path.head_of(m), m])
-    best: list[float | str] = reached(found)
-    return best
+    return reached(found)
 
 
-def half_times(path: WeightPath) -> list[float | str]:
+def half_times(path: WeightPath) -> Value:
     """Returns the time at which half of each eigenvector is learned."""
-    found = [first_crossing(path.times, share, 0.5, rising=True) for share in path.shares.T]
-    times: list[float | str] = reached(found, by=path.times[-1])
-    return times
+    found = [path.time_learned(d, 0.5) for d in range(path.problem.config.D)]
+    return reached(found, by=path.times[-1])
 
 
 def regression_error(path: WeightPath, m: int) -> float:
@@ -211,7 +165,7 @@ def aligned_drop(first: float, value: float) -> float:
 def first_drop(problem: theory.Problem, seed: int) -> float:
     """Returns the time of the first drop in the flow from a random start; nan if it is not reached."""
     end = 100 / (problem.lam[0] ** 2 * problem.config.w_init)
-    drops = flowing(problem, np.append(0.0, np.geomspace(end / 1000, end, 3000)), seed).drops
+    drops = flow_path(problem, np.append(0.0, np.geomspace(end / 1000, end, 3000)), seed).drops
     return drops[0] if drops else np.nan
 
 
@@ -223,14 +177,14 @@ def long_plateaus(path: WeightPath) -> list[int]:
     """
     c, lam = path.problem.config, path.problem.lam
     short = np.log(np.sqrt(c.H * c.R * c.D) / c.w_init) / lam**2  # [D]
-    return [m for m, dwell in enumerate(path.dwells) if dwell > 1.5 * short[m]]
+    return [m for m, dwell in enumerate(dwells(path)) if dwell > 1.5 * short[m]]
 
 
 def plateau_time(path: WeightPath) -> float:
     """Returns the total time that the loss is at a level m < D: within 10% of the drops next to it."""
-    below = -np.diff(path.levels)  # [D], the drop after each level
+    below = -np.diff(path.problem.plateaus)  # [D], the drop after each level
     above = np.append(below[0], below[:-1])
-    high, low = path.levels[:-1] + 0.1 * above, path.levels[:-1] - 0.1 * below
+    high, low = path.problem.plateaus[:-1] + 0.1 * above, path.problem.plateaus[:-1] - 0.1 * below
     inside = (path.loss[:, None] < high) & (path.loss[:, None] > low)  # [T, D]
     return float(np.append(np.diff(path.times), 0.0) @ np.any(inside, axis=-1))
 
@@ -242,31 +196,30 @@ def accelerations(path: WeightPath) -> int:
     """
     from scipy.signal import find_peaks
 
-    at_end = path.loss <= 1.001 * path.levels[-1]
+    at_end = path.loss <= 1.001 * path.problem.plateaus[-1]
     end = int(at_end.argmax()) if at_end.any() else len(at_end)
     times, loss = path.times[1:end], path.loss[1:end]  # without time 0, whose spacing differs from the others
-    change = np.maximum(np.abs(np.diff(loss)), 1e-6 * path.levels[0])  # smaller changes are noise of the solver
+    change = np.maximum(
+        np.abs(np.diff(loss)), 1e-6 * path.problem.plateaus[0]
+    )  # smaller changes are noise of the solver
     log_speed = np.log(change / np.diff(times))
     falls = np.append(log_speed, np.min(log_speed, initial=0.0) - 1)  # so that a rise at the end is a peak too
     peaks, _ = find_peaks(falls, prominence=np.log(2))
     return len(peaks)
 
 
-def slowest_losses(path: WeightPath) -> list[float | str]:
+def slowest_losses(path: WeightPath) -> Value:
     """Returns the loss where it changes least between drops m and m + 1, for m = 0..D-1."""
     speed = np.abs(np.gradient(path.loss, path.times))
     found: list[float | None] = [None] * path.problem.config.D
     for m, (begin, end) in enumerate(pairwise([0.0, *path.drops])):
         inside = np.flatnonzero((path.times >= begin) & (path.times <= end))
         found[m] = float(path.loss[inside[speed[inside].argmin()]])
-    losses: list[float | str] = reached(found)
-    return losses
+    return reached(found)
 
 
 def fraction_in_zero_blocks(moments: RegressionMoments, start: HeadWeights, lr: float = 0.5, steps: int = 400) -> float:
     """Returns the largest fraction of the weights' norm that descent moves into the blocks that start at zero (E.1)."""
-    import torch
-
     attention = AllBlocksAttention(start)
     optimizer = torch.optim.SGD(attention.parameters(), lr=lr)
     largest = 0.0

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import pairwise
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from stagelens import Run
 from stagelens.figures import (
     COLOURS,
     draw_levels,
@@ -21,15 +21,11 @@ from stagelens.figures import (
     name_beside,
     title_of,
 )
-from stagelens.timelines import first_crossing
 from stagelens_linear_icl.flow import Descent, descend
 from stagelens_linear_icl.model import stack
 from stagelens_linear_icl.predictions import plateau_levels
+from stagelens_linear_icl.tasks import Separate
 from stagelens_linear_icl.theory import Problem
-
-if TYPE_CHECKING:
-    from stagelens import Run
-    from stagelens_linear_icl.tasks import Separate
 
 SEEDS = tuple(range(6))
 VALUE, KEY = "principal_components/value", "principal_components/key"
@@ -126,15 +122,10 @@ def keys_figure(task: Separate) -> Figure:
 
 def keys_on_plateaus(task: Separate) -> list[tuple[str, Any]]:
     """Returns the name and the keys [H, D] of the middle of each plateau, in log time, of the task's seed."""
-    path = descent_of(task, [task.seed]).seed(0)
-    drops = [first_crossing(path.steps, path.loss, half, rising=False) for half in task.half_drops]
-    ends = [0.0, *(drop for drop in drops if drop is not None), float(path.steps[-1])]
-    middles = [np.sqrt(max(a, 1.0) * b) for a, b in pairwise(ends)]
-    indices = [int(np.abs(path.steps - step).argmin()) for step in middles]
-    return [
-        (f"M_{m}, step {step:.0f}", path.weights.k[index, :, 0])
-        for m, (step, index) in enumerate(zip(middles, indices, strict=True))
-    ]
+    descent = descent_of(task, [task.seed])
+    keys = descent.weights.k[:, 0, :, 0]  # [step, H, D]
+    middles = descent.path(task).middles
+    return [(f"M_{m}, step {descent.steps[index]}", keys[index]) for m, index in enumerate(middles)]
 
 
 def _write_numbers(axis: Axes, values: Any) -> None:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import matplotlib
 import numpy as np
 from matplotlib.figure import Figure
 
+from stagelens import Run
 from stagelens.figures import (
     COLOURS,
     grid,
@@ -23,10 +24,7 @@ from stagelens.figures import (
 from stagelens_linear_icl.figures.main import LOSS, SINGLE, descent_of, draw_plateaus, draw_seeds, log_steps
 from stagelens_linear_icl.flow import descend
 from stagelens_linear_icl.model import stack
-
-if TYPE_CHECKING:
-    from stagelens import Run
-    from stagelens_linear_icl.tasks import Separate
+from stagelens_linear_icl.tasks import Separate
 
 SCALES = (0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0)  # w_init of Fig. 4
 
@@ -77,11 +75,11 @@ def values_by_rank_figure(task: Separate, ranks: Sequence[int]) -> Figure:
     figure, axes = grid(shape, panel=(2.5, 1.6), gap=(0.2, 0.2), margin=margin, sharex=True, sharey="row")
     for (loss, values), rank in zip(axes.T, ranks, strict=True):
         of_rank = with_settings(task, R=rank)
-        path = descent_of(of_rank, [task.seed]).seed(0)
+        path = descent_of(of_rank, [task.seed])
         levels = draw_plateaus(loss, of_rank)
         loss.plot(path.steps, path.loss, color="black", label="loss")
         for head in range(task.config.H):
-            values.plot(path.steps, path.weights.v[:, head], label=f"head {head}", **line_style(head))
+            values.plot(path.steps, path.weights.v[:, 0, head], label=f"head {head}", **line_style(head))
         loss.set_title(f"R = {rank}")
         log_steps(values, task.config.steps)
     name_beside(axes[0, -1], levels)

@@ -31,8 +31,7 @@ NEAR: dict[str, Any] = {"T": 10, "rtol": 1e-10, "atol": 1e-14, "points": 300}  #
 
 
 class FeaturesInOrder(Claim):
-    id = "M10"
-    title = "the flow learns features in the order of their norms, far apart in time"
+    id, title = "M10", "the flow learns features in the order of their norms, far apart in time"
     reference = "C.6, Fig. 10"
     apart = 2.0  # the least ratio of two times
 
@@ -50,9 +49,7 @@ class FeaturesInOrder(Claim):
 
 
 class SymmetricEnd(Claim):
-    id = "M11"
-    title = "identical heads end at the most important position"
-    reference = "Theorem 1"
+    id, title, reference = "M11", "identical heads end at the most important position", "Theorem 1"
 
     def checks(self, lab: Lab) -> Iterable[Check]:
         where = self.reference
@@ -76,8 +73,7 @@ class Deviations(Claim):
     The heads part after a time like log(1/eps)^2, unless eps is so large that they part before.
     """
 
-    id = "M12"
-    title = "small differences between heads grow at most exponentially until the heads separate"
+    id, title = "M12", "small differences between heads grow at most exponentially until the heads separate"
     reference = "Theorem 2"
 
     def checks(self, lab: Lab) -> Iterable[Check]:
@@ -107,9 +103,7 @@ class TensorForm(Claim):
     0 otherwise, which the proof uses. (Assumption 1 asks only for the traces, E<x_i, x_j>; see the README.)
     """
 
-    id = "M13"
-    title = "the gradient flow is that of a tensor factorization"
-    reference = "Proposition 1"
+    id, title, reference = "M13", "the gradient flow is that of a tensor factorization", "Proposition 1"
 
     def checks(self, lab: Lab) -> Iterable[Check]:
         errors = {seed: gradient_errors(seed) for seed in lab.seeds}

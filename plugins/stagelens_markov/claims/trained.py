@@ -50,9 +50,7 @@ def follow_importance(found: Mapping[int, Timeline], reference: str, to: str = "
 
 
 class FollowImportance(Claim):
-    id = "M1"
-    title = "stages follow importance"
-    reference = "Fig. 3 left"
+    id, title, reference = "M1", "stages follow importance", "Fig. 3 left"
 
     def checks(self, lab: Lab) -> Iterable[Check]:
         yield from follow_importance(timelines(lab), self.reference)
@@ -61,9 +59,7 @@ class FollowImportance(Claim):
 class RestrictedContexts(Claim):
     """The references are models with the same start, data and steps, but with keys beyond i intervals masked."""
 
-    id = "M2"
-    title = "stages follow models that see one interval, then two, then all"
-    reference = "Fig. 3 right"
+    id, title, reference = "M2", "stages follow models that see one interval, then two, then all", "Fig. 3 right"
 
     def checks(self, lab: Lab) -> Iterable[Check]:
         found = timelines(lab, compare="contexts")
@@ -78,9 +74,7 @@ class CompeteThenCooperate(Claim):
     of the phase that passes before the first head leaves is reported.
     """
 
-    id = "M3"
-    title = "heads compete for the most important pattern, then cooperate"
-    reference = "Figs. 1, 2"
+    id, title, reference = "M3", "heads compete for the most important pattern, then cooperate", "Figs. 1, 2"
 
     def checks(self, lab: Lab) -> Iterable[Check]:
         found, where = timelines(lab), self.reference
@@ -99,8 +93,7 @@ class CompeteThenCooperate(Claim):
 
 
 class InitializationScale(Claim):
-    id = "M4"
-    title = "identical heads learn one pattern; a larger initialization separates them sooner"
+    id, title = "M4", "identical heads learn one pattern; a larger initialization separates them sooner"
     reference = "Fig. 4 left"
     scales = (1.0, 0.1, 0.01)  # u
     shorter: ClassVar[Mapping[str, Mapping[str, Any]]] = {"quick": {"steps": 450}, "paper": {}}  # enough for two
@@ -127,8 +120,7 @@ class ImportanceRatio(Claim):
     others. With u = 0.01 heads stay alike for longer, and two of three seeds show the paper's two drops.
     """
 
-    id = "M5"
-    title = "without an order of importance the loss falls in two drops, with one in three"
+    id, title = "M5", "without an order of importance the loss falls in two drops, with one in three"
     reference = "Fig. 4 right"
     expected = {1.0: 2, 1.5: 3, 1.7: 3}  # drops at the ratio m
     longer = {"quick": {1.7: {"steps": 1600}}, "paper": {}}  # the larger the ratio, the later I(3) is learned
@@ -149,9 +141,7 @@ class ImportanceRatio(Claim):
 
 
 class DatasetSize(Claim):
-    id = "M6"
-    title = "fewer sequences, fewer stages before overfitting"
-    reference = "C.2, Fig. 5"
+    id, title, reference = "M6", "fewer sequences, fewer stages before overfitting", "C.2, Fig. 5"
     # Training sequences, and the steps after which the validation loss only rises. All other claims use the last size.
     sizes: ClassVar[Mapping[str, Mapping[int, Mapping[str, Any]]]] = {
         "quick": {384: {"steps": 300}, 1152: {"steps": 600}, 4224: {}},
@@ -172,9 +162,7 @@ class DatasetSize(Claim):
 
 
 class FreshData(Claim):
-    id = "M7"
-    title = "fresh data at every step: the same stages"
-    reference = "C.3, Fig. 7"
+    id, title, reference = "M7", "fresh data at every step: the same stages", "C.3, Fig. 7"
 
     def checks(self, lab: Lab) -> Iterable[Check]:
         yield from follow_importance(timelines(lab, train_size=0), self.reference)
@@ -187,8 +175,7 @@ class ReversedOrder(Claim):
     the other claims. With lengths of 1, 2 and 4 the nearest interval is not learned in 900 steps.
     """
 
-    id = "M8"
-    title = "importance decides, not distance: the furthest interval can be first"
+    id, title = "M8", "importance decides, not distance: the furthest interval can be first"
     reference = "C.4, Figs. 8, 9"
     changes: ClassVar[Mapping[str, Mapping[str, Any]]] = {
         "quick": {"intervals": [[6], [4, 5], [1, 2, 3]], "m": 1.25, "b0": 7.5},
@@ -205,9 +192,7 @@ class ReversedOrder(Claim):
 
 
 class WeightDecay(Claim):
-    id = "M9"
-    title = "weight decay makes almost no difference"
-    reference = "C.5"
+    id, title, reference = "M9", "weight decay makes almost no difference", "C.5"
 
     def checks(self, lab: Lab) -> Iterable[Check]:
         what = "steps at which I(1)..I(h) are learned without weight decay; expected: with it"

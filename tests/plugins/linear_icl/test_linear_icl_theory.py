@@ -163,9 +163,9 @@ def test_descent_of_a_stack_is_descent_of_each_seed(population, rank):
 
 def test_descent_follows_the_flow_at_a_small_rate(population):
     start = initial_weights(4, 1, 4, 0.5, seed=0)
-    path = descend(stack([start]), population, 0.004, 10_000).seed(0)
+    path = descend(stack([start]), population, 0.004, 10_000)
     followed = loss_of(product(gradient_flow(start, population, path.times)), population)
-    assert np.abs(path.loss - followed).max() < 4e-3
+    assert np.abs(path.loss[:, 0] - followed).max() < 4e-3
     assert followed[-1] < 0.7
 
 
