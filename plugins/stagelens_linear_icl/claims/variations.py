@@ -87,7 +87,7 @@ class VaryingLength(Claim):
 
 
 class RepeatedEigenvalues(Claim):
-    id, title = "L10", "with repeated eigenvalues plateaus have any length, at the same levels"
+    id, title = "L10", "repeated eigenvalues: plateaus of any length, at the same levels"
     reference = "Fig. 9, E.5"
     seeds = 6
 
