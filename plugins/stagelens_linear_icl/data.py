@@ -82,26 +82,18 @@ def sample_sequences(covariance: Covariance, N: int, n: int, generator: torch.Ge
     return RegressionSequences(x, y)
 
 
-class Examples(NamedTuple):
-    """What the loss needs of the sequences: `beta` and `x` [n, Q, D] and `y` [n, Q] of Q predicted queries."""
+def examples(sequences: RegressionSequences, every: bool = False) -> tuple[Tensor, Tensor, Tensor]:
+    """Returns beta = 1/N sum_n y_n x_n (Eq. 2) and x [n, Q, D], and y [n, Q], of Q = 1 query: the last token.
 
-    beta: Tensor
-    x: Tensor
-    y: Tensor
-
-
-def examples(sequences: RegressionSequences, every: bool = False) -> Examples:
-    """Returns beta = 1/N sum_n y_n x_n (Eq. 2) of the last token, with its x and y.
-
-    With `every` (Eq. 9), of each token but the first; beta is then over the tokens before it.
+    With `every` (Eq. 9) each token but the first is a query, and beta is over the tokens before it.
     """
     x, y = sequences
     if not every:
         beta = (y[:, :-1, None] * x[:, :-1]).mean(1, keepdim=True)  # [n, 1, D]
-        return Examples(beta, x[:, -1:], y[:, -1:])
+        return beta, x[:, -1:], y[:, -1:]
     length = torch.arange(1, x.shape[1], dtype=x.dtype, device=x.device)  # N of each query
     beta = (y[:, :-1, None] * x[:, :-1]).cumsum(1) / length[:, None]  # [n, N, D]
-    return Examples(beta, x[:, 1:], y[:, 1:])
+    return beta, x[:, 1:], y[:, 1:]
 
 
 class RegressionMoments(NamedTuple):

@@ -205,10 +205,6 @@ class InContextRegressor(HookedRootModule):  # type: ignore[misc]
         product: Tensor = (v[:, None, None] * k).flatten(0, 1).T @ q.flatten(0, 1)
         return product
 
-    def weights(self) -> HeadWeights:
-        """Returns a copy of the current v, k, q."""
-        return HeadWeights(*(part.detach().cpu().double().numpy().copy() for part in self.attention.core()))
-
     def forward(self, tokens: Tensor) -> Tensor:
         """tokens [batch, N+1, D+1] -> predictions [batch, query]."""
         prediction: Tensor = self.attention(tokens)

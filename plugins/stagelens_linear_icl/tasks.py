@@ -132,7 +132,8 @@ class Separate(TrainedProblem):
 
     def metrics(self, output: Tensor, batch: RegressionSequences) -> dict[str, Tensor]:
         """Returns the squared error on the evaluation sequences alone."""
-        return {"sampled_loss": (examples(batch, self.config.every).y - output).square().mean()}
+        _, _, y = examples(batch, self.config.every)
+        return {"sampled_loss": (y - output).square().mean()}
 
     def predictions(self) -> Sequence[Prediction]:
         per_step = 2 * self.config.lr  # flow time of one step, in units of tau

@@ -12,16 +12,7 @@ from stagelens.base import generator
 from stagelens.claims import Lab, at_least, at_most, close, ordered, per_seed, reached, reported
 from stagelens.timelines import line_fit
 from stagelens_markov import theory
-from stagelens_markov.claims.measures import (
-    decomposition_error,
-    feature_times,
-    growth_rate,
-    late_exponent,
-    over_bound,
-    parting_exponent,
-    parting_time,
-    time_ratios,
-)
+from stagelens_markov.claims import measures
 from stagelens_markov.flow import PARTED
 
 TASK = "markov/flow"
@@ -37,13 +28,15 @@ class FeaturesInOrder(Claim):
 
     def checks(self, lab: Lab) -> Iterable[Check]:
         found, where = lab.each_seed(TASK, SIZES), self.reference
-        times = {seed: feature_times(run) for seed, run in found.items()}
+        times = {seed: measures.feature_times(run) for seed, run in found.items()}
         yield per_seed(ordered, "time at which half of feature k's loss is gone, k = 1..h", times, where)
-        yield per_seed(at_least, "each of these times over the one before", times, self.apart, where, of=time_ratios)
+        yield per_seed(
+            at_least, "each of these times over the one before", times, self.apart, where, of=measures.time_ratios
+        )
         what = "loss minus the sum of its (feature, position) parts, in units of the first loss"
-        yield per_seed(at_most, what, found, 1e-6, where, of=decomposition_error)
+        yield per_seed(at_most, what, found, 1e-6, where, of=measures.decomposition_error)
         smaller = lab.each_seed(TASK, {**SIZES, "b0": 1.0})
-        ratios = {seed: time_ratios(feature_times(run)) for seed, run in smaller.items()}
+        ratios = {seed: measures.time_ratios(measures.feature_times(run)) for seed, run in smaller.items()}
         what = "each time over the one before with m_h = b0 = 1 (Table 1 has 10; C.6 gives no value)"
         yield per_seed(reported, what, ratios, where)
 
@@ -61,7 +54,7 @@ class SymmetricEnd(Claim):
         changes = {seed: float(np.diff(distance[len(distance) // 2 :]).max()) for seed, distance in distances.items()}
         what = "largest change of the distance between two records of the later half: it keeps falling"
         yield per_seed(at_most, what, changes, 0.0, where)
-        exponents = {seed: late_exponent(run, "distance") for seed, run in found.items()}
+        exponents = {seed: measures.late_exponent(run, "distance") for seed, run in found.items()}
         what = "exponent of the distance in time over the last factor of ten (-1/2 by a local expansion)"
         yield per_seed(reported, what, exponents, where)
 
@@ -79,18 +72,18 @@ class Deviations(Claim):
     def checks(self, lab: Lab) -> Iterable[Check]:
         where = self.reference
         runs = [lab.each_seed(TASK, {**NEAR, "eps": eps, "time": 600.0}) for eps in EPSILONS]
-        rates = {seed: [growth_rate(found[seed]) for found in runs] for seed in lab.seeds}
+        rates = {seed: [measures.growth_rate(found[seed]) for found in runs] for seed in lab.seeds}
         last = {seed: [c[-1]] * len(c) for seed, c in rates.items()}
         what = (
             f"c: the largest log(deviation/eps)/t until it is {PARTED:g}, eps falling; expected: c at the smallest eps"
         )
         yield per_seed(close, what, rates, last, 0.01, where)
         what = "largest deviation over eps exp(c t) at the smaller eps, with the c of the largest eps"
-        excess = {seed: [over_bound(found[seed], c[0]) for found in runs[1:]] for seed, c in rates.items()}
+        excess = {seed: [measures.over_bound(found[seed], c[0]) for found in runs[1:]] for seed, c in rates.items()}
         yield per_seed(at_most, what, excess, 1.01, where)
-        times = {seed: [parting_time(found[seed]) for found in runs] for seed in lab.seeds}
+        times = {seed: [measures.parting_time(found[seed]) for found in runs] for seed in lab.seeds}
         starts = {s: [float(found[s].timeline.series("deviation")[0]) for found in runs] for s in lab.seeds}
-        exponents = {seed: reached(parting_exponent(starts[seed], times[seed])) for seed in lab.seeds}
+        exponents = {seed: reached(measures.parting_exponent(starts[seed], times[seed])) for seed in lab.seeds}
         yield per_seed(close, "exponent of the parting time in log(1/eps)", exponents, 1.0, 0.1, where)
         yield per_seed(reported, "parting times", times, where, of=reached)
         what = "R2 of a line through sqrt(parting time), and through the time, over log(1/eps)"

@@ -9,19 +9,7 @@ import numpy as np
 
 from stagelens import Check, Claim, Timeline
 from stagelens.claims import Lab, at_least, close, equal, ordered, per_seed, reached, reported
-from stagelens_markov.claims.measures import (
-    LASTING,
-    drop_times,
-    first_leaders,
-    fraction_together,
-    nearest_steps,
-    patterns,
-    phase_sequence,
-    rises_after,
-    stages_at_best,
-    times_learned,
-    transitions,
-)
+from stagelens_markov.claims import measures
 
 TASK = "markov/minimal"
 PROBES = ("head_specialization", "kl_to_references")
@@ -44,9 +32,9 @@ def timelines(lab: Lab, **changes: Any) -> dict[int, Timeline]:
 def follow_importance(found: Mapping[int, Timeline], reference: str, to: str = "f_{A*_1:i} (Eq. 3)") -> Iterator[Check]:
     """Yields two checks: the model is nearest to each reference in the order of importance, and then leaves it."""
     what = f"step at which the KL divergence from {to} is least, i = 1..h"
-    yield per_seed(ordered, what, found, reference, of=nearest_steps)
+    yield per_seed(ordered, what, found, reference, of=measures.nearest_steps)
     what = f"last KL divergence from {to} in units of its least, i < h"
-    yield per_seed(at_least, what, found, RISES, reference, of=rises_after)
+    yield per_seed(at_least, what, found, RISES, reference, of=measures.rises_after)
 
 
 class FollowImportance(Claim):
@@ -78,15 +66,15 @@ class CompeteThenCooperate(Claim):
 
     def checks(self, lab: Lab) -> Iterable[Check]:
         found, where = timelines(lab), self.reference
-        what = f"phases that last {LASTING} measurements or more"
-        phases = {seed: phase_sequence(timeline) or "none" for seed, timeline in found.items()}
+        what = f"phases that last {measures.LASTING} measurements or more"
+        phases = {seed: measures.phase_sequence(timeline) or "none" for seed, timeline in found.items()}
         yield per_seed(equal, what, phases, ["diffuse", "competitive", "cooperative"], where)
         mass = {seed: timeline.series("head_specialization/mass") for seed, timeline in found.items()}
         expected = {seed: ["I(1)"] * values.shape[2] for seed, values in mass.items()}
         what = "each head's largest group at the beginning of the competitive phase"
-        yield per_seed(equal, what, found, expected, where, of=first_leaders)
+        yield per_seed(equal, what, found, expected, where, of=measures.first_leaders)
         what = "fraction of the competitive phase's steps before the first head leaves I(1)"
-        yield per_seed(reported, what, found, where, of=fraction_together)
+        yield per_seed(reported, what, found, where, of=measures.fraction_together)
         coverage = {seed: t.series("head_specialization/coverage")[-1, 0] for seed, t in found.items()}
         what = "coverage at the end: distinct largest groups / groups"
         yield per_seed(close, what, coverage, 1.0, 1e-6, where, relative=False)
@@ -99,7 +87,7 @@ class InitializationScale(Claim):
     shorter: ClassVar[Mapping[str, Mapping[str, Any]]] = {"quick": {"steps": 450}, "paper": {}}  # enough for two
 
     def checks(self, lab: Lab) -> Iterable[Check]:
-        counts = {seed: len(times_learned(found)) for seed, found in timelines(lab, init_scale=0.0).items()}
+        counts = {seed: len(measures.times_learned(found)) for seed, found in timelines(lab, init_scale=0.0).items()}
         yield per_seed(equal, "patterns that are ever learned at u = 0", counts, 1, self.reference)
         base, shorter = SIZES[lab.budget].get("init_scale"), self.shorter[lab.budget]
         by_scale = [timelines(lab, init_scale=u, **({} if u == base else shorter)) for u in self.scales]
@@ -110,7 +98,7 @@ class InitializationScale(Claim):
     @staticmethod
     def second(timeline: Timeline) -> float | str:
         """Returns the step at which the second pattern is learned."""
-        times = sorted(times_learned(timeline).values())
+        times = sorted(measures.times_learned(timeline).values())
         step: float | str = reached(times[1] if len(times) > 1 else None, by=timeline.steps[-1])
         return step
 
@@ -129,15 +117,17 @@ class ImportanceRatio(Claim):
         where = self.reference
         for m, number in self.expected.items():
             found = timelines(lab, m=m, **self.longer[lab.budget].get(m, {}))
-            drops = {seed: drop_times(timeline) for seed, timeline in found.items()}
+            drops = {seed: measures.drop_times(timeline) for seed, timeline in found.items()}
             counts = {seed: len(times) for seed, times in drops.items()}
             yield per_seed(equal, f"drops of the excess loss at m = {m:g}", counts, number, where)
             steps = {seed: times or "none" for seed, times in drops.items()}
             yield per_seed(reported, f"steps of these drops at m = {m:g}", steps, where)
-            learned = {seed: sorted(times_learned(timeline).values()) or "none" for seed, timeline in found.items()}
-            yield per_seed(reported, f"steps at which patterns are learned at m = {m:g}", learned, where)
+            learned = {
+                seed: sorted(measures.times_learned(timeline).values()) or "none" for seed, timeline in found.items()
+            }
+            yield per_seed(reported, f"steps at which measures.patterns are learned at m = {m:g}", learned, where)
             what = f"transitions between plateaus, by the stage detector, at m = {m:g}"
-            yield per_seed(reported, what, found, where, of=transitions)
+            yield per_seed(reported, what, found, where, of=measures.transitions)
 
 
 class DatasetSize(Claim):
@@ -152,7 +142,7 @@ class DatasetSize(Claim):
         where = self.reference
         by_size = {n: timelines(lab, train_size=n, **changes) for n, changes in self.sizes[lab.budget].items()}
         sizes = ", ".join(map(str, by_size))
-        stages = {seed: [stages_at_best(found[seed]) for found in by_size.values()] for seed in lab.seeds}
+        stages = {seed: [measures.stages_at_best(found[seed]) for found in by_size.values()] for seed in lab.seeds}
         yield per_seed(reported, f"stages reached at the best validation loss with {sizes} sequences", stages, where)
         yield per_seed(at_least, "stages gained from each of these sizes to the next", stages, 0, where, of=np.diff)
         gained = {seed: numbers[-1] - numbers[0] for seed, numbers in stages.items()}
@@ -185,10 +175,10 @@ class ReversedOrder(Claim):
     def checks(self, lab: Lab) -> Iterable[Check]:
         found = timelines(lab, **self.changes[lab.budget])
         yield from follow_importance(found, self.reference)
-        times = {seed: times_learned(timeline) for seed, timeline in found.items()}
+        times = {seed: measures.times_learned(timeline) for seed, timeline in found.items()}
         order = {seed: sorted(learned, key=learned.__getitem__) or "none" for seed, learned in times.items()}
         what = "order in which intervals are learned; I(1) is the furthest, I(h) the nearest"
-        yield per_seed(equal, what, order, list(patterns(found[lab.seeds[0]])), self.reference)
+        yield per_seed(equal, what, order, list(measures.patterns(found[lab.seeds[0]])), self.reference)
 
 
 class WeightDecay(Claim):
@@ -203,6 +193,6 @@ class WeightDecay(Claim):
     @staticmethod
     def steps(timeline: Timeline) -> list[float | str]:
         """Returns the step at which each pattern is learned."""
-        times = times_learned(timeline)
-        steps: list[float | str] = reached([times.get(name) for name in patterns(timeline)])
+        times = measures.times_learned(timeline)
+        steps: list[float | str] = reached([times.get(name) for name in measures.patterns(timeline)])
         return steps

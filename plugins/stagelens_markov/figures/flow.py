@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from matplotlib.figure import Figure
 
+from stagelens import Run
 from stagelens.figures import draw_levels, grid, headline, legend_row, levels_of, line_style, name_beside, title_of
-
-if TYPE_CHECKING:
-    from stagelens import Run
 
 TIME_LABEL = "time t of Eq. 5"
 LOSS_HEIGHT = 2.4  # inches, of the panel of the loss with its labels

@@ -5,18 +5,16 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 from matplotlib.patheffects import withStroke
 
+from stagelens import Run
 from stagelens.figures import COLOURS, attention_maps, chosen_steps, composite, line_style
 from stagelens_markov.claims.measures import leaders
-
-if TYPE_CHECKING:
-    from stagelens import Run
 
 KL, LEADER = "kl_to_references/kl", "head_specialization/leader"
 MOMENTS = 5  # steps at which attention is shown

@@ -8,19 +8,18 @@ from __future__ import annotations
 import sys
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING
 
 import numpy as np
 from matplotlib.figure import Figure
 
+from stagelens import Recorder, Run, Task
+from stagelens.claims import Lab, cache_folder
+from stagelens.experiments import eval_batch
 from stagelens.figures import draw_levels, headline, levels_of, line_style
+from stagelens.host import make_host
 from stagelens_markov.claims.measures import leaders, patterns, times_learned
 from stagelens_markov.figures.flow import TIME_LABEL
 from stagelens_markov.figures.trained import minimal
-
-if TYPE_CHECKING:
-    from stagelens import Run
-    from stagelens.claims import Lab
 
 IN_THE_FLOW = (3, 4, 6)  # heads, for three features
 TRAINED = (3, 4, 5, 6)  # heads, for three intervals
@@ -93,9 +92,6 @@ def trained_rows(lab: Lab) -> Iterator[list[str]]:
 
 def losses_added(run: Run) -> list[float]:
     """Returns the increase of the final model's loss when the output of a head is set to zero, [head]."""
-    from stagelens import Recorder, Task
-    from stagelens.experiments import eval_batch
-
     task = run.experiment
     assert isinstance(task, Task)
     recorder = Recorder(run.model_at(), ["head_ablation"], eval_batch(task), task=task)
@@ -113,9 +109,6 @@ def as_markdown(rows: Iterable[Sequence[str]]) -> str:
 
 
 def main() -> None:
-    from stagelens.claims import Lab, cache_folder
-    from stagelens.host import make_host
-
     lab = Lab(make_host(), cache_folder())
     sys.stdout.write(f"{as_markdown(flow_rows(lab))}\n\n{as_markdown(trained_rows(lab))}\n")
 

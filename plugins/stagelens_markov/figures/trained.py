@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from matplotlib.figure import Figure
 
+from stagelens import Run
+from stagelens.claims import Lab
 from stagelens.figures import TIME, grid, headline, legend_beside, legend_row, line_style, make_room, title_of
 from stagelens_markov.claims import trained as claims
 from stagelens_markov.figures.panels import KL, AttentionRow, draw_divergence, draw_excess, legend_options
-
-if TYPE_CHECKING:
-    from stagelens import Run
-    from stagelens.claims import Lab
 
 SCALES = (*claims.InitializationScale.scales, 0.0)  # u of Fig. 4
 RATIOS = (1.0, 1.3, 1.5, 1.7)  # m of Fig. 4

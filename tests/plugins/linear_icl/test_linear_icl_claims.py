@@ -60,6 +60,28 @@ def test_a_plateau_counts_where_the_loss_speeds_up_again(stairs):
     assert accelerations(decay) == 0
 
 
+def doublings(log_speed):
+    """How often a curve rises by log 2 above its lowest value since it last fell by log 2: counted in one pass."""
+    count, slowing, extreme = 0, True, np.inf
+    for now in log_speed:
+        extreme = min(extreme, now) if slowing else max(extreme, now)
+        if slowing and now > extreme + np.log(2):
+            count, slowing, extreme = count + 1, False, now
+        elif not slowing and now < extreme - np.log(2):
+            slowing, extreme = True, now
+    return count
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_accelerations_are_the_doublings_of_the_speed(seed):
+    """Of losses that fall at a random speed, from fast changes (few steps in a doubling) to slow ones."""
+    log_speed = np.cumsum(np.random.default_rng(seed).normal(size=300)) * 0.05 * (1 + seed)
+    speed = np.exp(log_speed - log_speed.max()) * 1e-3 + 1e-5
+    loss = 1.0 - np.append(0.0, np.cumsum(speed))
+    path = WeightPath(separate(), np.arange(302.0), np.append(1.0, loss), None)
+    assert accelerations(path) == doublings(np.log(speed))
+
+
 def test_long_plateaus_are_those_that_last(stairs):
     """log(sqrt(HRD) / w_init) / lambda^2 is 23, 41, 92 and 369: 1.5 times it is what a stay must exceed."""
     times = np.linspace(0, 1e4, 20_001)

@@ -19,9 +19,10 @@ from stagelens_linear_icl.data import (
     random_covariance,
     sample_sequences,
 )
-from stagelens_linear_icl.flow import descend, gradient_flow, largest_rate
+from stagelens_linear_icl.flow import LinearFlow, descend, gradient_flow, largest_rate
 from stagelens_linear_icl.losses import exact_loss, loss_of, rates, sharpness
 from stagelens_linear_icl.model import InContextRegressor, SeparateAttention, initial_weights, product, stack
+from stagelens_linear_icl.predictions import ValueCurve
 
 LAM = np.array([0.4, 0.3, 0.2, 0.1])
 N = 31
@@ -190,3 +191,14 @@ def test_the_largest_rate_parts_descent_that_settles_from_descent_that_diverges(
     bad = descend(stack([start]), population, 3 * rate, 3000, record=range(0, 3001, 10))
     assert good.loss[-1] < good.loss[0]
     assert not np.isfinite(bad.loss[-1]).all() or bad.loss[-1] > bad.loss[0]
+
+
+def test_the_curve_of_a_head_starts_at_its_value_and_settles_with_its_sign():
+    problem = LinearFlow(LinearFlow.Config())
+    for sign in (1, -1):
+        curve = ValueCurve(problem, d=1, begin=10.0, value=sign * 0.3, per_step=0.5)
+        found = curve(np.array([4.0, 20.0, 30.0, 1e4]))  # times 2 (before it begins), 10, 15 and 5000
+        settled = theory.settled_value(problem.lam, 1, problem.inverse_length)
+        np.testing.assert_allclose(found[[0, 1, 3]], sign * np.array([0.3, 0.3, settled]), rtol=1e-6)
+        elapsed = [theory.value_time(np.abs(v), problem.lam, 1, problem.inverse_length) for v in found[1:3]]
+        assert elapsed[1] - elapsed[0] == pytest.approx(5.0, rel=1e-5)  # Eq. 37
