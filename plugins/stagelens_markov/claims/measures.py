@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from stagelens import Run, Timeline, detect_stages
-from stagelens.claims import NOT_REACHED, reached
+from stagelens.claims import NOT_REACHED, Value, reached
 from stagelens.experiments import Floats
 from stagelens.timelines import first_crossing, line_fit, local_slope
 from stagelens_markov.flow import PARTED
@@ -114,12 +114,11 @@ def stages_at_best(timeline: Timeline) -> int:
     return int(divergence.argmin()) + 1
 
 
-def feature_times(run: Run) -> list[float | str]:
+def feature_times(run: Run) -> Value:
     """Returns the time at which half of each feature's loss is gone, the most important feature first."""
     names = run.timeline.column("learned").coordinate("feature")
     found = [run.manifest.events.get(f"feature {j} learned") for j in names]
-    times: list[float | str] = reached(found, by=run.timeline.steps[-1])
-    return times
+    return reached(found, by=run.timeline.steps[-1])
 
 
 def time_ratios(times: list[float | str]) -> list[float | str]:

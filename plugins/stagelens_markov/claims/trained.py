@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from stagelens import Check, Claim, Timeline
-from stagelens.claims import Lab, at_least, close, equal, ordered, per_seed, reached, reported
+from stagelens.claims import Lab, Value, at_least, close, equal, ordered, per_seed, reached, reported
 from stagelens_markov.claims import measures
 
 TASK = "markov/minimal"
@@ -96,11 +96,10 @@ class InitializationScale(Claim):
         yield per_seed(ordered, what, times, self.reference)
 
     @staticmethod
-    def second(timeline: Timeline) -> float | str:
+    def second(timeline: Timeline) -> Value:
         """Returns the step at which the second pattern is learned."""
         times = sorted(measures.times_learned(timeline).values())
-        step: float | str = reached(times[1] if len(times) > 1 else None, by=timeline.steps[-1])
-        return step
+        return reached(times[1] if len(times) > 1 else None, by=timeline.steps[-1])
 
 
 class ImportanceRatio(Claim):
@@ -125,7 +124,7 @@ class ImportanceRatio(Claim):
             learned = {
                 seed: sorted(measures.times_learned(timeline).values()) or "none" for seed, timeline in found.items()
             }
-            yield per_seed(reported, f"steps at which measures.patterns are learned at m = {m:g}", learned, where)
+            yield per_seed(reported, f"steps at which patterns are learned at m = {m:g}", learned, where)
             what = f"transitions between plateaus, by the stage detector, at m = {m:g}"
             yield per_seed(reported, what, found, where, of=measures.transitions)
 
@@ -191,8 +190,7 @@ class WeightDecay(Claim):
         yield per_seed(close, what, free, decayed, 0.1, self.reference, of=self.steps)
 
     @staticmethod
-    def steps(timeline: Timeline) -> list[float | str]:
+    def steps(timeline: Timeline) -> Value:
         """Returns the step at which each pattern is learned."""
         times = measures.times_learned(timeline)
-        steps: list[float | str] = reached([times.get(name) for name in measures.patterns(timeline)])
-        return steps
+        return reached([times.get(name) for name in measures.patterns(timeline)])
