@@ -120,6 +120,4 @@ class ZeroBlocks(Claim):
         largest = {seed: fractions[-1] for seed, fractions in found.items()}
         yield per_seed(at_most, f"the same with {SETS[-1]:,} sequences", largest, 0.05, where)
         mean = np.mean(list(found.values()), axis=0)
-        yield reported(
-            "measures.exponent of this fraction in the number of sequences", measures.exponent(SETS, mean), where
-        )
+        yield reported("exponent of this fraction in the number of sequences", measures.exponent(SETS, mean), where)
