@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 import stagelens as sl
+from stagelens.claims import choose_figures
 from stagelens.claims.lab import Lab
 from stagelens.claims.verifying import choose, verify_claim
 from stagelens.figures import styled
@@ -101,6 +102,13 @@ def test_every_claim_is_registered_with_its_own_title():
     for id, ref in refs.items():
         kind = ref.load()
         assert (kind.id, kind.title) == (id, ref.title) and kind.seeds >= 3 and kind.reference
+
+
+def test_every_figure_is_registered_with_a_preset_that_there_is():
+    host = make_host()
+    refs = [chosen.ref for chosen in choose_figures(host, "linear-icl")]
+    assert sorted(ref.name for ref in refs) == sorted(["fig1a", "fig1b", "fig1c", *(f"fig{n}" for n in "2345789")])
+    assert all((ref.preset or "quick") in host.task(ref.task).load().presets for ref in refs)
 
 
 def test_fixed_points_hold_through_the_engine(tmp_path):
