@@ -83,8 +83,6 @@ LONGEST_FILE, LONGEST_FUNCTION = 350, 50  # lines; of a function's body without 
 LONG_FILES = {
     "toolkit/stagelens/runs/run.py",
     "plugins/stagelens_emergence/transformer_claims.py",
-    "plugins/stagelens_recall/claims.py",
-    "plugins/stagelens_rich/claims.py",
 }
 
 

@@ -37,7 +37,7 @@ def scaling(run: Run) -> Figure:
         end = np.array([t.T_III for t in times], dtype=float)
         axis.plot(x, law * np.exp(np.mean(np.log(end / law))), label="Theorem 4", **THEORY)
         axis.set(xscale="log", yscale="log", xlabel=variable.label, title=f"exponent {variable.exponent}")
-        axis.set_xticks(x, [f"{tick:.3g}" for tick in x], fontsize=7)
+        axis.set_xticks(x, [f"{tick:.3g}" for tick in x], fontsize=6)
         axis.minorticks_off()
     axes[0].set_ylabel("time")
     axes[0].legend()
