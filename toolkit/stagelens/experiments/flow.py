@@ -43,6 +43,7 @@ class Flow(Experiment):
     """Named state, derivative, observables and stopping events."""
 
     Config: ClassVar[type[Config]] = FlowConfig
+    happened: Mapping[str, float] = {}  # first time of each event; set before `times` and `observables` are called
 
     @abstractmethod
     def initial(self) -> State:
@@ -118,12 +119,13 @@ def integrate(flow: Flow, progress: Callable[[float], None] | None = None) -> Tr
         readings = [observe(0.0, pack_state(initial))]
         return Trajectory([pack(0.0, readings[0])], readings, {}, str(error))
     end = float(solution.t[-1])
+    happened = {e.name: float(t[0]) for e, t in zip(events, solution.t_events or [], strict=False) if len(t)}
+    flow.happened = happened
     times = flow.times()
     times = np.append(times[times < end], end)
     states = [solution.sol(t) if end > 0 else solution.y[:, 0] for t in times]
     readings = [observe(float(t), x) for t, x in zip(times, states, strict=True)]
     measurements = [pack(float(t), found) for t, found in zip(times, readings, strict=True)]
-    happened = {e.name: float(t[0]) for e, t in zip(events, solution.t_events or [], strict=False) if len(t)}
     reason = "" if solution.success else f"{solution.message}; the solution is kept up to time {end:.6g}"
     return Trajectory(measurements, readings, happened, reason)
 
