@@ -28,10 +28,12 @@ GREYS = ("1.0", "0.94", "0.88", "0.82")
 
 
 def title_of(run: Run) -> str:
+    """Returns `task, seed 0`, the headline of a run's figures."""
     return f"{run.manifest.task}, seed {run.manifest.seed}"
 
 
 def x_label(run: Run) -> str:
+    """Returns the label of the x axis: training step, or time of a flow."""
     return "time" if run.manifest.kind == "flow" else "training step"
 
 

@@ -169,6 +169,7 @@ def _recoded(codes: Floats, new: Sequence[int]) -> Floats:
 
 
 def layout_to_json(layout: Layout) -> str:
+    """Returns the layout as one JSON text."""
     return json.dumps([[c.name, c.dims, c.shape, c.coords, c.labels] for c in layout])
 
 
