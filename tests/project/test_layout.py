@@ -191,7 +191,14 @@ def test_no_file_names_a_place_on_one_machine():
 
 
 HEAVY = ("torch", "transformer_lens", "transformers", "matplotlib", "xarray", "pandas")
-LIGHT_COMMANDS = (["--help"], ["tasks", "--json"], ["probes", "--json"], ["plugins", "--json"], ["runs", "--json"])
+LIGHT_COMMANDS = (
+    ["--help"],
+    ["tasks", "--json"],
+    ["probes", "--json"],
+    ["plugins", "--json"],
+    ["runs", "--json"],
+    ["figure", "--json"],
+)
 
 
 def heavy_after(code):

@@ -18,6 +18,7 @@ from .claim import (
     reached as reached,
     reported as reported,
 )
+from .figures import ChosenFigure as ChosenFigure, choose_figures as choose_figures, draw_figure as draw_figure
 from .lab import Lab as Lab, Watch as Watch, cache_folder as cache_folder
 from .verifying import (
     Chosen as Chosen,
