@@ -11,3 +11,4 @@ from .transformer import (
     fast as fast,
     from_config as from_config,
 )
+from .watching.watched import Watched as Watched, watch as watch
