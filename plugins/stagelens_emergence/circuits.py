@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 from stagelens import Probe, Reading
-from stagelens.recording import Omitted, Reduced, Scene, Site, layers, stack_layers, wide
+from stagelens.recording import Omitted, ProbeContext, Reduced, Site, layers, stack_layers, wide
 from stagelens_emergence.sequences import Examined, Located, Recalled, answering_pair
 
 PATTERN = "attn.hook_pattern"
@@ -42,15 +42,15 @@ class RelevantAttention(Probe):
     hooks = (PATTERN,)
     default = False
 
-    def applies(self, scene: Scene) -> str | None:
-        if not isinstance(scene.batch, Located):
+    def applies(self, context: ProbeContext) -> str | None:
+        if not isinstance(context.batch, Located):
             return "the batch does not say which token is relevant"
-        return super().applies(scene)
+        return super().applies(context)
 
-    def reduce(self, activation: Tensor, site: Site, scene: Scene) -> Tensor:  # noqa: ARG002
-        return attention_to(activation, scene.batch.relevant)
+    def reduce(self, activation: Tensor, site: Site, context: ProbeContext) -> Tensor:  # noqa: ARG002
+        return attention_to(activation, context.batch.relevant)
 
-    def readings(self, reduced: Reduced, scene: Scene) -> Iterable[Reading]:  # noqa: ARG002
+    def readings(self, reduced: Reduced, context: ProbeContext) -> Iterable[Reading]:  # noqa: ARG002
         yield Reading("mass", stack_layers(reduced), ("layer", "head"), {"layer": layers(reduced)})
 
 
@@ -67,21 +67,22 @@ class KeyValue(Probe):
     passes = "1"
     default = False
 
-    def applies(self, scene: Scene) -> str | None:
-        if not isinstance(scene.batch, Examined | Recalled):
+    def applies(self, context: ProbeContext) -> str | None:
+        if not isinstance(context.batch, Examined | Recalled):
             return "the batch is not one of keys, values and a query"
-        return super().applies(scene)
+        return super().applies(context)
 
-    def reduce(self, activation: Tensor, site: Site, scene: Scene) -> dict[str, Tensor]:  # noqa: ARG002
-        pair = answering_pair(scene.batch.tokens)
+    def reduce(self, activation: Tensor, site: Site, context: ProbeContext) -> dict[str, Tensor]:  # noqa: ARG002
+        pair = answering_pair(context.batch.tokens)
         return {"copying": copying(activation, pair), "selecting": selecting(activation, pair)}
 
-    def readings(self, reduced: Reduced, scene: Scene) -> Iterable[Reading | Omitted]:
+    def readings(self, reduced: Reduced, context: ProbeContext) -> Iterable[Reading | Omitted]:
         for name in ("copying", "selecting"):
             values = stack_layers([found[name] for found in reduced.values()])
             yield Reading(name, values, ("layer", "head"), {"layer": layers(reduced)})
-        if isinstance(scene.batch, Examined):
-            answer, logits = scene.batch.train_answer, scene.output_of(scene.batch.train_tokens)[:, -1]  # [n, token]
+        if isinstance(context.batch, Examined):
+            answer = context.batch.train_answer
+            logits = context.output_of(context.batch.train_tokens)[:, -1]  # [n, token]
             yield Reading("train_loss", cross_entropy(logits, answer))
             yield Reading("train_accuracy", (logits.argmax(-1) == answer).float().mean())
         else:

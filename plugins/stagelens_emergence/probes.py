@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from stagelens import Probe, Reading
-from stagelens.recording import Omitted, Reduced, Scene
+from stagelens.recording import Omitted, ProbeContext, Reduced
 from stagelens_emergence.theory import SHARE, plateau_length
 
 
@@ -24,11 +24,11 @@ class SingleLocation(Probe):
     default = False
     stacks = True
 
-    def applies(self, scene: Scene) -> str | None:
-        return None if hasattr(scene.model, "W_star") else "the model is not the emergence plugin's toy"
+    def applies(self, context: ProbeContext) -> str | None:
+        return None if hasattr(context.model, "W_star") else "the model is not the emergence plugin's toy"
 
-    def readings(self, reduced: Reduced, scene: Scene) -> Iterable[Reading]:  # noqa: ARG002
-        model: Any = scene.model
+    def readings(self, reduced: Reduced, context: ProbeContext) -> Iterable[Reading]:  # noqa: ARG002
+        model: Any = context.model
         along, norms = model.along_target(), model.W_star.norm(dim=0)  # [d]
         yield Reading("w", along.sum() / model.W_star.norm())
         yield Reading("w_repeated", along[0] / norms[0])
@@ -45,12 +45,12 @@ class PlateauLength(Probe):
     gives = ("steps",)
     default = False
 
-    def applies(self, scene: Scene) -> str | None:
-        return None if scene.loss_function is not None else "no loss is known to wait for"
+    def applies(self, context: ProbeContext) -> str | None:
+        return None if context.loss_function is not None else "no loss is known to wait for"
 
-    def readings(self, reduced: Reduced, scene: Scene) -> Iterable[Reading | Omitted]:  # noqa: ARG002
-        assert scene.loss is not None
-        now = torch.tensor([float(scene.step), float(scene.loss)], dtype=torch.float64)
+    def readings(self, reduced: Reduced, context: ProbeContext) -> Iterable[Reading | Omitted]:  # noqa: ARG002
+        assert context.loss is not None
+        now = torch.tensor([float(context.step), float(context.loss)], dtype=torch.float64)
         state = self.state
         state.setdefault("first", now)
         before = state.get("before", now)

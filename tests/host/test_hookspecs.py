@@ -106,7 +106,7 @@ class Registering:
 
 
 @sl.probe(hooks="hook_middle")
-def middle(activation, scene):
+def middle(activation, context):
     """The mean of the middle layer."""
     return activation.mean()
 

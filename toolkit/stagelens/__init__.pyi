@@ -6,11 +6,11 @@ from .experiments import (
     Flow as Flow,
     FlowConfig as FlowConfig,
     Group as Group,
-    Phase as Phase,
     Prediction as Prediction,
     Schedule as Schedule,
     Task as Task,
     TaskConfig as TaskConfig,
+    TrainingPhase as TrainingPhase,
 )
 from .hookspecs import hookimpl as hookimpl
 from .host import ClaimRef as ClaimRef, ProbeRef as ProbeRef, TaskRef as TaskRef

@@ -26,5 +26,5 @@ from .prediction import (
     too_late as too_late,
 )
 from .schedule import CHECKPOINTS as CHECKPOINTS, Schedule as Schedule
-from .task import Batch as Batch, Group as Group, Phase as Phase, Task as Task
+from .task import Batch as Batch, Group as Group, Task as Task, TrainingPhase as TrainingPhase
 from .training import SMALLER as SMALLER, Training as Training, fused as fused

@@ -58,7 +58,7 @@ class Group:
 
 
 @dataclass(frozen=True)
-class Phase:
+class TrainingPhase:
     """A part of the training in which only the parameters whose names match `trains` are updated."""
 
     name: str
@@ -108,7 +108,7 @@ class Task(Experiment):
         """Scalars of the model's `output` on the evaluation batch, beside the loss itself."""
         return {}
 
-    def phases(self) -> Sequence[Phase]:
+    def phases(self) -> Sequence[TrainingPhase]:
         """Parts of the training that update only some parameters. Default: one part that updates all."""
         return ()
 

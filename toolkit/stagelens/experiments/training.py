@@ -14,7 +14,7 @@ from torch.optim.lr_scheduler import ReduceLROnPlateau
 from stagelens.base import EnvironmentFault, UsageError, derive, seed_everywhere, untouched_rng
 from stagelens.experiments.finite import FirstBad
 from stagelens.experiments.flow import Diverged
-from stagelens.experiments.task import Batch, Phase, Task
+from stagelens.experiments.task import Batch, Task, TrainingPhase
 
 SMALLER = "try a smaller lr, or clip=1"  # what to do about a loss that diverged
 
@@ -185,7 +185,7 @@ def _need_compiler() -> None:
         ) from None
 
 
-def _phase_ends(task: Task) -> list[tuple[int, Phase]]:
+def _phase_ends(task: Task) -> list[tuple[int, TrainingPhase]]:
     """Each phase with the step at which it ends."""
     ends, end = [], 0
     for phase in task.phases():

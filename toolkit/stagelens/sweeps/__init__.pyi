@@ -1,6 +1,6 @@
 from .estimating import estimate as estimate
 from .laws import Law as Law, fit_law as fit_law
-from .measures import parse_measure as parse_measure
+from .measures import Measure as Measure, parse_measure as parse_measure
 from .sweeping import (
     Sweep as Sweep,
     SweepPlan as SweepPlan,
