@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from transformer_lens import HookedRootModule
 from transformer_lens.hook_points import HookPoint
 
@@ -107,6 +108,23 @@ class Watched(HookedRootModule):
             lambda module, args, output: hook(module, args, logits_of(output, strict=False)), **options
         )
 
+    def loss_of(self, loss: Callable[[Any, Any], Tensor] | None, batch: Any) -> Callable[[Any, Any], Tensor] | None:
+        """Returns `loss` for this object: it is called with the user's own model.
+
+        If there is none and the batch has `labels`, it is the model's own `loss`, as in Hugging Face models.
+        """
+        if loss is None and isinstance(batch, Mapping) and "labels" in batch:
+            loss = _own_loss
+        if loss is None:
+            return None
+        chosen = loss
+
+        def on_own_model(watched: Watched, batch: Any) -> Tensor:
+            with uncompiled(), _twice_differentiable():
+                return chosen(watched.model, batch)
+
+        return on_own_model
+
     def visible_keys(self, layer: int, n_query: int, n_key: int) -> Tensor:
         """bool [query, key]: the keys that the queries of a layer can attend to."""
         return self.layers[layer].visible(n_query, n_key)
@@ -127,7 +145,7 @@ class Watched(HookedRootModule):
         name = type(self.model).__name__
         with at_rest(self.model):
             try:
-                calls = find_attention(self.model, lambda: self._forward(self.model, example))
+                calls = find_attention(self.model, lambda: self._logits(example))
             except UsageError:
                 raise
             except Exception as error:
@@ -142,6 +160,12 @@ class Watched(HookedRootModule):
                 "cannot be seen, so load the model with sdpa or eager attention"
             )
         return calls
+
+    def _logits(self, batch: Any) -> Any:
+        logits = self._forward(self.model, batch)
+        if self._forward is not call_model and not isinstance(logits, Tensor):
+            raise UsageError(f"forward returned a {type(logits).__name__}; it must return logits, a tensor")
+        return logits
 
     def _add_attention(self, calls: list[Call]) -> list[AttentionPoints]:
         """Adds `blocks.{l}.attn` and `blocks.{l}.cross_attn`; returns the self-attentions, by layer."""
@@ -231,6 +255,16 @@ class Watched(HookedRootModule):
         if hasattr(self, "ln_final") and self.structure.final_norm is not None:
             norm = self.model.get_submodule(self.structure.final_norm)
             yield norm.register_forward_hook(out_of(self.ln_final.hook_normalized))
+
+
+def _twice_differentiable() -> AbstractContextManager[Any]:
+    """With gradients, attention uses torch's plain kernel: the fused ones have no second derivatives."""
+    return sdpa_kernel(SDPBackend.MATH) if torch.is_grad_enabled() else nullcontext()
+
+
+def _own_loss(model: Any, batch: Mapping[str, Any]) -> Tensor:
+    loss: Tensor = model(**batch).loss
+    return loss
 
 
 HEADS = ("_q", "_k", "_v", "_z")  # ends of the names of the hook points that have a dimension for heads
