@@ -73,6 +73,7 @@ def test_a_measured_training_of_a_hugging_face_model_is_the_unmeasured_one(kind:
     assert recorder.problems == {}
     assert "loss" in recorder.timeline  # the model's own, on the batch's labels
     expected = {"attention_sparsity/sparsity": (4, LAYERS, HEADS), "induction/copying": (4, LAYERS, HEADS)}
+    assert recorder.timeline["weight_norms/head_norm"].shape == (4, 4 * LAYERS, HEADS)
     for name, shape in expected.items():
         assert recorder.timeline[name].shape == shape, name
     omitted = {"bert": {"loss_by_position", "induction/icl_score"}}.get(kind, set())

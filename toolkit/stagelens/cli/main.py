@@ -14,6 +14,7 @@ from stagelens.cli import output
 from stagelens.cli.compare import compare
 from stagelens.cli.doctor import doctor
 from stagelens.cli.export import export
+from stagelens.cli.figure import figure
 from stagelens.cli.group import Group
 from stagelens.cli.new_plugin import new_plugin
 from stagelens.cli.options import State
@@ -41,6 +42,7 @@ COMMANDS: dict[str, Callable[..., None]] = {
     "compare": compare,
     "report": report,
     "verify": verify,
+    "figure": figure,
     "sweep": sweep,
     "probe": probe,
     "export": export,

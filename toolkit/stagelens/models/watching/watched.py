@@ -141,6 +141,15 @@ class Watched(HookedRootModule):
         found = self.structure.unembedding
         return None if found is None else found.matrix(self.model).mT
 
+    def head_matrices(self) -> dict[str, Tensor]:
+        """Returns the matrices of heads that were found: W_Q, W_K, W_V and W_O of each layer, by name."""
+        return {
+            f"blocks.{layer}.attn.{name}": matrix
+            for layer, site in enumerate(self.layers)
+            for name in MATRICES
+            if (matrix := site.matrix(name)) is not None and len(matrix) == self.cfg.n_heads
+        }
+
     def _find_attention(self, example: Any) -> list[Call]:
         name = type(self.model).__name__
         with at_rest(self.model):
@@ -267,6 +276,7 @@ def _own_loss(model: Any, batch: Mapping[str, Any]) -> Tensor:
     return loss
 
 
+MATRICES = ("W_Q", "W_K", "W_V", "W_O")
 HEADS = ("_q", "_k", "_v", "_z")  # ends of the names of the hook points that have a dimension for heads
 
 

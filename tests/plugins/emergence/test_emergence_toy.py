@@ -1,4 +1,4 @@
-"""The toy task: its contract, its data, what its runs show, and what it says to a mistake."""
+"""The toy task: its data and losses, its contract, what its runs show, and its error messages."""
 
 from __future__ import annotations
 
@@ -13,10 +13,12 @@ from stagelens.experiments.batches import eval_batch
 from stagelens.experiments.training import Training
 from stagelens.host.host import make_host
 from stagelens.testing import check_task_device
-from stagelens_emergence.data import relevant_moments, sample_draws, sample_sequences, target_weights
-from stagelens_emergence.flow import solve
-from stagelens_emergence.model import ToyTransformer, drawn_loss, expected_loss
-from stagelens_emergence.tasks import Toy, ToyConfig, half_error
+from stagelens_emergence.config import EmergenceToyConfig
+from stagelens_emergence.data.toy import relevant_moments, sample_draws, sample_sequences, target_weights
+from stagelens_emergence.flow import trajectory
+from stagelens_emergence.losses import drawn_loss, expected_loss, gradient_only_term, half_error, output_error
+from stagelens_emergence.model import ToyTransformer
+from stagelens_emergence.tasks.toy import EmergenceToy
 
 SMALL = {"T": 8, "d": 4, "B": 2, "p": 0.3, "eval_size": 8}
 
@@ -62,8 +64,8 @@ def test_the_expected_loss_is_the_mean_of_the_sampled_one(p):
 
 
 @pytest.mark.parametrize("p", [0.0, 0.4])
-def test_draws_stand_for_sequences(p):
-    """Loss and gradient of batches have the same mean and covariance, by draws and by whole sequences."""
+def test_draws_have_the_distribution_of_sequences(p):
+    """Loss and gradient of batches have the same mean and covariance, on draws and on whole sequences."""
     model, n, size = some_model(T=5, d=3), 800, 16
     draw = torch.Generator().manual_seed(5)
     by_sequence, by_draw = [], []
@@ -87,17 +89,47 @@ def test_the_mean_gradient_of_draws_is_exact():
     torch.testing.assert_close(gradient(model, drawn_loss(model, draws)), exact, atol=0.02, rtol=0.02)
 
 
+@pytest.mark.parametrize("p", [0.0, 0.4])
+def test_the_two_terms_of_the_drawn_loss_are_its_one_formula(p):
+    """Value and gradient, against the loss written as one expression."""
+    model = some_model()
+    draws = sample_draws(5, 6, 2, p, 7, torch.Generator().manual_seed(8), torch.float64)
+
+    def one_formula():
+        others, m = model.attention_parts()
+        size = others.norm()
+        error = (m * draws.relevant + size * draws.context) @ model.W.T - draws.relevant @ model.W_star.T
+        along = (others / size).detach()
+        across = draws.across - (draws.across @ along)[:, None] * along
+        v = (error @ model.W).detach().norm(dim=-1) / len(model.W) ** 0.5
+        return 0.5 * error.square().sum(-1).mean() + ((across @ others) * v).mean()
+
+    assert drawn_loss(model, draws).item() == pytest.approx(one_formula().item(), rel=1e-13)
+    torch.testing.assert_close(gradient(model, drawn_loss(model, draws)), gradient(model, one_formula()))
+
+
+def test_the_gradient_only_term_has_no_value_and_does_not_reach_the_weights():
+    model = some_model()
+    draws = sample_draws(5, 6, 2, 0.0, 7, torch.Generator().manual_seed(9), torch.float64)
+    others, m = model.attention_parts()
+    term = gradient_only_term(model, others, output_error(model, others, m, draws).detach(), draws)
+    assert term.item() == pytest.approx(0, abs=1e-15)
+    by_alpha, by_W = torch.autograd.grad(term, [others, model.W], allow_unused=True)
+    assert by_W is None and by_alpha.norm() > 0.01
+    assert (by_alpha @ others).item() == pytest.approx(0, abs=1e-15)
+
+
 # --- the contract ---
 
 
 @pytest.mark.parametrize("sampled", [False, True])
 def test_the_task_runs_on_any_device(sampled):
-    check_task_device(Toy(ToyConfig(**SMALL, sampled=sampled)))
+    check_task_device(EmergenceToy(EmergenceToyConfig(**SMALL, sampled=sampled)))
 
 
 @pytest.mark.parametrize("sampled", [False, True])
 def test_every_probe_runs_or_says_why_not(sampled):
-    task = Toy(ToyConfig(**SMALL, sampled=sampled, init_scale=1.0))
+    task = EmergenceToy(EmergenceToyConfig(**SMALL, sampled=sampled, init_scale=1.0))
     recorder = sl.Recorder(task.build_model(), [n for n, _ in make_host().probes], eval_batch(task), task=task)
     for step in range(2):
         recorder.measure(step)
@@ -108,8 +140,8 @@ def test_every_probe_runs_or_says_why_not(sampled):
 
 
 def test_hooks_reach_the_exact_loss():
-    """Without the head the output is 0, and the loss on the evaluation sequences that of saying nothing."""
-    task = Toy(ToyConfig(**SMALL, init_scale=1.0))
+    """Without the head the output is 0, so the error on the evaluation sequences is |y*|^2 / 2."""
+    task = EmergenceToy(EmergenceToyConfig(**SMALL, init_scale=1.0))
     batch = eval_batch(task)
     recorder = sl.Recorder(task.build_model(), ["head_ablation"], batch, task=task)
     recorder.measure(0)
@@ -122,7 +154,7 @@ def test_single_location_reads_the_state():
     model = ToyTransformer(4, 2, torch.zeros(3, 3, dtype=torch.float64), torch.eye(3, dtype=torch.float64))
     with torch.no_grad():
         model.W.copy_(torch.diag(torch.tensor([2.0, 0.5, 0.5])))
-        model.attention.a.copy_(torch.tensor([0.0, 0.0, 3.0, 3.0]).log())  # -inf: the first two are not seen
+        model.attention.a.copy_(torch.tensor([0.0, 0.0, 3.0, 3.0]).log())
         model.attention.a[:2] = 0.0
     recorder = sl.Recorder(model, ["single_location"], torch.zeros(1, 4, 3, dtype=torch.float64))
     recorder.measure(0)
@@ -134,13 +166,13 @@ def test_single_location_reads_the_state():
 
 @pytest.mark.parametrize("settings", [{"T": 16, "d": 9}, {"T": 16, "d": 9, "B": 3, "p": 0.4}])
 def test_exact_descent_follows_the_reduced_flow(settings):
-    """From before the drop to after it, with the moving of single scores taken into account."""
-    task = Toy(ToyConfig(**settings, lr=0.2))
+    """From before the drop to after it; every score follows its own gradient."""
+    task = EmergenceToy(EmergenceToyConfig(**settings, lr=0.2))
     training = Training(task)
     steps = 500
     for step in range(steps):
         training.advance(step)
-    w, delta_a = solve(task.reduced, np.array([0.0, 0.2 * steps]))
+    w, delta_a = trajectory(task.reduced, np.array([0.0, 0.2 * steps]))
     a = training.model.attention.a.detach()
     assert (a[-1] - a[0]).item() == pytest.approx(delta_a[-1], rel=0.01)
     along = (training.model.along_target().sum() / 3).item()
@@ -167,7 +199,7 @@ def test_a_run_shows_one_emergence_where_the_flow_has_it(quick):
 
 
 def test_the_plateau_is_measured_alike_after_a_checkpoint(quick):
-    """What the probe carries on is saved: started again from any state, it gives the same length."""
+    """The probe's state is saved: restarted from any checkpoint, it gives the same length."""
     task = quick.experiment
     recorder = sl.Recorder(task.build_model(), ["plateau_length"], eval_batch(task), task=task)
     halves = []
@@ -209,8 +241,8 @@ def test_the_flow_is_scored_against_its_linearization(tmp_path):
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
-        (["T=8", "B=9"], "the relevant token stands 1 to T=8 times in a sequence, and B=9 is not"),
-        (["B=0"], "times in a sequence, and B=0 is not such a number"),
+        (["T=8", "B=9"], "the relevant token occurs 1 to T=8 times in a sequence; B=9 is out of range"),
+        (["B=0"], "times in a sequence; B=0 is out of range"),
         (["p=1.5"], "p=1.5 is not a probability; give a number from 0 to 1"),
         (["p=-0.1"], "p=-0.1 is not a probability"),
         (["d=1"], "dimensions of a token: d=1 should be at least 2"),
@@ -218,7 +250,7 @@ def test_the_flow_is_scored_against_its_linearization(tmp_path):
         (["q=1"], "unknown config key 'q'"),
     ],
 )
-def test_a_mistake_is_told_in_one_line(cli, task, settings, words):
+def test_a_mistake_gets_one_line(cli, task, settings, words):
     answer = cli("run", task, *(word for setting in settings for word in ("--set", setting)))
     assert answer.code == 2
     assert words in answer.complaint and "\n" not in answer.complaint.strip()

@@ -1,4 +1,4 @@
-"""The circuit probes on patterns written by hand."""
+"""The attention probes on hand-made patterns."""
 
 from __future__ import annotations
 
@@ -7,9 +7,10 @@ import torch
 
 import stagelens as sl
 from stagelens.experiments.batches import eval_batch
-from stagelens_emergence.circuits import attention_to, copying, selecting
-from stagelens_emergence.recall import Recall, RecallConfig
-from stagelens_emergence.regression import Regression, RegressionConfig
+from stagelens_emergence.config import KeyValueConfig, RegressionConfig
+from stagelens_emergence.probes import attention_to, copying, selecting
+from stagelens_emergence.tasks.recall import KeyValueRecall
+from stagelens_emergence.tasks.regression import Regression
 
 # k1 v1 k2 v2 q; the query is k2 in the first sequence and k1 in the second
 PAIR = torch.tensor([[False, True], [True, False]])
@@ -46,7 +47,7 @@ def test_attention_to_the_relevant_token_is_that_of_the_last_query():
 
 
 def test_the_key_value_probe_agrees_with_the_model_s_cache():
-    task = Recall(RecallConfig(d_model=8, d_head=2, eval_size=16, B=2.0))
+    task = KeyValueRecall(KeyValueConfig(d_model=8, d_head=2, eval_size=16, B=2.0))
     model, batch = task.build_model(), eval_batch(task)
     recorder = sl.Recorder(model, ["key_value"], batch, task=task)
     recorder.measure(0)
@@ -65,7 +66,7 @@ def test_the_key_value_probe_agrees_with_the_model_s_cache():
     assert recorder.timeline.scalar("key_value/train_accuracy")[1][0] == pytest.approx(right.float().mean().item())
 
 
-def test_the_relevant_attention_of_a_new_model_is_nearly_even():
+def test_the_relevant_attention_of_a_new_model_is_uniform():
     task = Regression(RegressionConfig(T=10, d=4, d_model=8, d_head=2, eval_size=256))
     model = task.build_model()
     with torch.no_grad():
@@ -77,7 +78,7 @@ def test_the_relevant_attention_of_a_new_model_is_nearly_even():
 
 
 def test_each_probe_says_why_it_does_not_apply():
-    recall = Recall(RecallConfig(d_model=8, d_head=2, eval_size=4))
+    recall = KeyValueRecall(KeyValueConfig(d_model=8, d_head=2, eval_size=4))
     recorder = sl.Recorder(recall.build_model(), ["relevant_attention"], eval_batch(recall), task=recall)
     assert "which token is relevant" in recorder.skipped["relevant_attention"]
     regression = Regression(RegressionConfig(T=4, d=2, d_model=8, d_head=2, eval_size=4))
@@ -86,7 +87,7 @@ def test_each_probe_says_why_it_does_not_apply():
 
 
 def test_the_training_loss_under_autocast_is_not_rounded_to_half_precision():
-    task = Recall(RecallConfig(d_model=8, d_head=2, eval_size=16, B=2.0))
+    task = KeyValueRecall(KeyValueConfig(d_model=8, d_head=2, eval_size=16, B=2.0))
     model, batch = task.build_model(), eval_batch(task)
     with torch.autocast("cpu", torch.bfloat16):
         recorder = sl.Recorder(model, ["key_value"], batch, task=task)

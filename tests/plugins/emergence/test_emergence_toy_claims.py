@@ -1,4 +1,4 @@
-"""What the claims S1 to S7 measure, where the answer is known; their registration; the page's commands."""
+"""What the claims S1 to S7 measure, on cases with a known answer; their registration; the README's commands."""
 
 from __future__ import annotations
 
@@ -9,21 +9,23 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+import stagelens_emergence
 from stagelens.claims.lab import Lab
 from stagelens.claims.verifying import choose, verify_claim
 from stagelens.host.host import make_host
 from stagelens.sweeps.laws import fit_law
 from stagelens.timelines.reading import Reading
 from stagelens.timelines.timeline import Timeline, pack
-from stagelens_emergence import claims, theory
-from stagelens_emergence.theory import Reduced
+from stagelens_emergence import theory
+from stagelens_emergence.claims import toy as claims
+from stagelens_emergence.theory import paper_flow, repetition_scale
 
 
-def test_part_way_up_is_found_between_records():
+def test_part_of_a_rise_is_found_between_records():
     values = [0.2, 0.2, 0.7, 1.2]
     timeline = Timeline([pack(10.0 * step, [Reading("w", value)]) for step, value in enumerate(values)])
-    assert claims.part_way(timeline, "w", 0.25) == pytest.approx(15)
-    assert claims.part_way(timeline, "w", 1.0) == pytest.approx(30)
+    assert claims.rise_times(timeline, ["w"], 0.25) == pytest.approx([15])
+    assert claims.rise_times(timeline, ["w"], 1.0) == pytest.approx([30])
 
 
 def test_exponents_are_judged_and_intervals_reported():
@@ -42,19 +44,19 @@ def test_the_escape_of_the_linearized_system_is_found_without_the_formula():
 
 
 def test_the_early_distance_grows_with_the_square_of_time():
-    near, far = (claims.early_distance(Reduced(4096, 2**16), until)[1] for until in (0.2, 0.4))
+    near, far = (claims.early_distance(paper_flow(4096, 2**16), until)[1] for until in (0.2, 0.4))
     assert far / near == pytest.approx(4, rel=0.15)
 
 
 def test_the_scale_of_cross_sample_repetition():
-    assert claims.repetition_scale(Reduced(100, 16, 1, 0.0)) == pytest.approx(400)
-    assert claims.repetition_scale(Reduced(100, 16, 1, 1.0)) == pytest.approx(100)  # the dimension is gone
+    assert repetition_scale(paper_flow(100, 16, 1, 0.0)) == pytest.approx(400)
+    assert repetition_scale(paper_flow(100, 16, 1, 1.0)) == pytest.approx(100)  # the dimension is gone
 
 
 def test_delays_pair_each_seed_with_its_own_reference():
-    """Seed 1 has not finished: seed 2 was compared with seed 1's reference."""
-    found, own = {0: 110.0, 1: "not by step 9", 2: 330.0}, {0: 100.0, 1: 200.0, 2: 300.0}
-    assert claims.delays(found, own, 10.0) == [1.0, "not by step 9", 3.0]
+    """Seed 1 has not finished: seed 2 used to be compared with seed 1's reference."""
+    found, own = {0: 110.0, 1: "not reached by 9", 2: 330.0}, {0: 100.0, 1: 200.0, 2: 300.0}
+    assert claims.delays(found, own, 10.0) == [1.0, "not reached by 9", 3.0]
 
 
 def test_when_a_curve_has_settled():
@@ -97,8 +99,8 @@ def test_probes_are_registered_as_they_are():
             assert (kind.name, kind.gives, kind.default) == (name, tuple(ref.readings), ref.default)
 
 
-def test_the_page_has_a_command_for_each_figure():
-    text = (Path(claims.__file__).parent / "README.md").read_text(encoding="utf-8")
+def test_the_readme_has_a_command_for_each_figure():
+    text = (Path(stagelens_emergence.__file__).parent / "README.md").read_text(encoding="utf-8")
     commands = dict(re.findall(r"^\| (\d+) \| `stagelens run (.*)` \|$", text, flags=re.M))
     assert {"1", "2", "6", "7", "8", "9", "10"} <= set(commands)
     host = make_host()

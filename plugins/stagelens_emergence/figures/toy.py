@@ -1,4 +1,4 @@
-"""The paper's figures of the toy model and its flow. A preset that is named after a figure draws that figure."""
+"""Figs. 1, 2 and 6 to 10: the toy model and its flow. A preset with the name of a figure draws that figure."""
 
 from __future__ import annotations
 
@@ -9,25 +9,25 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from stagelens import Law, fit_law
-from stagelens.figures import THEORY, line_style, title_of
+from stagelens import Law
+from stagelens.figures import THEORY, line_style, panels, title_of
 from stagelens_emergence import theory
-from stagelens_emergence.flow import flow_plateaus, solve
-from stagelens_emergence.theory import Reduced
+from stagelens_emergence.claims import measures
+from stagelens_emergence.claims.measures import DIMENSIONS, LENGTHS, PROBABILITIES, REPEATS, PlateauFit
+from stagelens_emergence.flow import trajectory
+from stagelens_emergence.theory import ReducedModel, paper_flow
 
 if TYPE_CHECKING:
     from stagelens import Run
 
-DIMENSIONS = (16, 32, 64, 128, 256)
-LENGTHS = (128, 256, 512, 1024, 2048)
-REPEATS = (1, 2, 4, 8, 16)
-PROBABILITIES = (0.0, 0.1, 0.2, 0.3, 0.5)
-MARKS = ("o", "s", "^", "D", "v", "P")
+MARKERS = ("o", "s", "^", "D", "v", "P")
 OPTIMUM: Any = {"color": "0.6", "ls": ":", "lw": 1.0, "zorder": 0.5}
+WIDE = (3.5, 3.2)  # inches of a panel of three
+LESS_WIDE = (4.2, 3.3)  # inches of a panel of two
 
 
 def flow_figures(run: Run) -> Mapping[str, Figure]:
-    """The figure of the run's preset; of `quick` and `paper`, Fig. 1."""
+    """Returns the figure of the run's preset; Fig. 1 for `quick` and `paper`."""
     problem = run.experiment.config.problem
     by_preset: dict[str, Callable[[], Figure]] = {
         "fig2": lambda: repetition_figure(problem.T),
@@ -43,55 +43,53 @@ def flow_figures(run: Run) -> Mapping[str, Figure]:
 
 
 def toy_figures(run: Run) -> Mapping[str, Figure]:
-    """The trained model over the flow of the reduced one: Fig. 9."""
+    """Returns Fig. 9: the trained model and the flow of the reduced one."""
     needed = {"loss", "single_location/w", "single_location/alpha"}
     return {"fig9": reduction_figure(run)} if needed <= set(run.timeline) and len(run.timeline.steps) > 1 else {}
 
 
-def emergence_figure(run: Run, problem: Reduced) -> Figure:
-    """Fig. 1: the loss for several d, w and alpha of the run, and plateau lengths over T with their law."""
-    figure = Figure(figsize=(10.5, 3.2))
-    loss, state, law = figure.subplots(1, 3)
+def emergence_figure(run: Run, problem: ReducedModel) -> Figure:
+    """Draws Fig. 1: the loss for several d, w and attention of the run, and plateau lengths over T with their law."""
+    title = f"Fig. 1: sparse attention emerges; {title_of(run)}"
+    figure, ((loss, state, law),) = panels(1, 3, title, WIDE)
     for index, d in enumerate((16, 64, 256)):
-        here = Reduced(problem.T, d, problem.B, problem.p)
+        here = paper_flow(problem.T, d, problem.B, problem.p)
         times = np.linspace(0, 1.6 * here.plateau_law(), 800)
-        loss.plot(times, here.without_repetition.loss(*solve(here, times)), label=f"d = {d}", **line_style(index))
+        curve = here.without_repetition.loss(*trajectory(here, times))
+        loss.plot(times, curve, label=f"d = {d}", **line_style(index))
     loss.set(xlabel="time", ylabel="test loss", title=f"a. T = {problem.T}")
     loss.legend()
-    timeline, end = run.timeline, 2.5 * problem.plateau_law()
-    times = timeline.steps
-    inside = times <= end
-    state.plot(times[inside], timeline.series("w")[inside] / np.sqrt(problem.d), label="w / √d", **line_style(0))
-    state.plot(times[inside], timeline.series("relevant")[inside], label="attention", **line_style(1))
+    timeline = run.timeline
+    inside = timeline.steps <= 2.5 * problem.plateau_law()
+    times, w = timeline.steps[inside], timeline.series("w")[inside]
+    state.plot(times, w / np.sqrt(problem.d), label="w / √d", **line_style(0))
+    state.plot(times, timeline.series("relevant")[inside], label="attention", **line_style(1))
     state.axhline(1.0, label="optimum", **OPTIMUM)
     state.set(xlabel="time", title=f"b. T = {problem.T}, d = {problem.d}, B = {problem.B}, p = {problem.p:g}")
     state.legend()
-    grid = [Reduced(T, d) for d in DIMENSIONS for T in LENGTHS]
-    lengths = flow_plateaus(grid)
-    found = fit_law({"T": [q.T for q in grid], "d": [q.d for q in grid]}, lengths)
-    values = np.reshape(lengths, (len(DIMENSIONS), len(LENGTHS)))
-    draw_law(law, LENGTHS, values, np.reshape(_fitted(found, lengths), values.shape), [f"d = {d}" for d in DIMENSIONS])
-    law.set(xlabel="T", title=f"c. {_says(found)}")
-    figure.suptitle(f"Fig. 1: sparse attention emerges; {title_of(run)}", x=0.01, ha="left")
+    fit = measures.length_fit()
+    draw_fit(law, LENGTHS, fit, [f"d = {d}" for d in DIMENSIONS], order="F")
+    law.set(xlabel="T", title=f"c. {law_text(fit.law)}")
     return figure
 
 
-def _fitted(law: Law, lengths: Sequence[float]) -> Any:
-    """What the law says of each point."""
-    return np.asarray(lengths) / np.exp(law.residuals)
-
-
-def _says(law: Law) -> str:
-    powers = " ".join(f"{key}^{exponent.value:.2f}" for key, exponent in law.exponents.items())
+def law_text(law: Law, *names: str) -> str:
+    """Returns the law as a panel's title: `1.51 T^0.98 d^0.49, R² = 0.9999`. `names` replace those of the columns."""
+    columns = zip(names or law.exponents, law.exponents.values(), strict=True)
+    powers = " ".join(f"{name}^{exponent.value:.2f}" for name, exponent in columns)
     return f"{law.constant:.2f} {powers}, R² = {law.r2:.4f}"
 
 
-def draw_law(axis: Axes, x: Sequence[float], values: Any, fitted: Any, labels: Sequence[str]) -> None:
-    """Plateau lengths [line, x] as marks, and the law through them as dashed lines."""
+def draw_fit(axis: Axes, x: Sequence[float], fit: PlateauFit, labels: Sequence[str], order: Any = "C") -> None:
+    """Draws plateau lengths over `x` as markers, one kind for each label, and the power law as dashed lines.
+
+    The problems of `fit` are [label, x]; with `order` "F" they are [x, label].
+    """
+    values, fitted = (np.reshape(a, (len(labels), len(x)), order=order) for a in (fit.lengths, fit.fitted))
     for index, (row, line, label) in enumerate(zip(values, fitted, labels, strict=True)):
         axis.plot(x, line, zorder=1, **THEORY | {"lw": 0.8})
-        look = {"color": line_style(index)["color"], "marker": MARKS[index % len(MARKS)], "ms": 4}
-        axis.plot(x, row, ls="", label=label, **look)
+        marker: Any = {"color": line_style(index)["color"], "marker": MARKERS[index % len(MARKERS)], "ms": 4}
+        axis.plot(x, row, ls="", label=label, **marker)
     axis.set(xscale="log", yscale="log", ylabel="plateau length")
     axis.set_xticks(x, [f"{value:g}" for value in x], minor=False)
     axis.set_xticks([], minor=True)
@@ -99,35 +97,25 @@ def draw_law(axis: Axes, x: Sequence[float], values: Any, fitted: Any, labels: S
 
 
 def repetition_figure(T: int) -> Figure:
-    """Fig. 2: plateau lengths over d for several B, and for several p, each with its law."""
-    figure = Figure(figsize=(8.4, 3.4))
-    left, right = figure.subplots(1, 2)
-    grid = [Reduced(T, d, B) for B in REPEATS for d in DIMENSIONS]
-    lengths = flow_plateaus(grid)
-    law = fit_law({"(T/B)": [q.T / q.B for q in grid], "d": [q.d for q in grid]}, lengths)
-    _draw_grid(left, lengths, law, [f"B = {B}" for B in REPEATS])
-    left.set(title=f"in-context: {_says(law)}")
-    grid = [Reduced(T, d, 1, p) for p in PROBABILITIES for d in DIMENSIONS]
-    lengths = flow_plateaus(grid)
-    law = fit_law({"x": [float(np.sqrt(q.d) * q.T / theory.repetition(q.p, q.d)) for q in grid]}, lengths)
-    _draw_grid(right, lengths, law, [f"p = {p:g}" for p in PROBABILITIES])
-    right.set(title=f"cross-sample: {_says(law)}\nx = √d T / √(p²d + (1-p)²)")
-    figure.suptitle(f"Fig. 2: repetition shortens the plateau; T = {T}", x=0.01, ha="left")
+    """Draws Fig. 2: plateau lengths over d for several B, and for several p, each with its law."""
+    figure, ((left, right),) = panels(1, 2, f"Fig. 2: repetition shortens the plateau; T = {T}", LESS_WIDE)
+    fit = measures.in_context_fit(T)
+    draw_fit(left, DIMENSIONS, fit, [f"B = {B}" for B in REPEATS])
+    left.set(xlabel="d", title=f"in-context: {law_text(fit.law, '(T/B)', 'd')}")
+    fit = measures.cross_sample_fit(T)
+    draw_fit(right, DIMENSIONS, fit, [f"p = {p:g}" for p in PROBABILITIES])
+    law = law_text(fit.law, "x")
+    right.set(xlabel="d", title=f"cross-sample: {law}\nx = √d T / √(p²d + (1-p)²)")
     return figure
 
 
-def _draw_grid(axis: Axes, lengths: Sequence[float], law: Law, labels: Sequence[str]) -> None:
-    shape = len(labels), len(DIMENSIONS)
-    draw_law(axis, DIMENSIONS, np.reshape(lengths, shape), np.reshape(_fitted(law, lengths), shape), labels)
-    axis.set(xlabel="d")
-
-
-def landscape_figure(problem: Reduced, time: float) -> Figure:
-    """Fig. 6: the loss over (Delta a, w), and the flow from (0, 0) on it up to `time`."""
-    figure = Figure(figsize=(5.6, 3.8))
-    axis = figure.subplots()
+def landscape_figure(problem: ReducedModel, time: float) -> Figure:
+    """Draws Fig. 6: the loss over (Delta a, w), and the flow from (0, 0) on it up to `time`."""
+    title = f"Fig. 6: the loss and the flow on it; T = {problem.T}, d = {problem.d}"
+    figure, ((axis,),) = panels(1, 1, title, (5.6, 3.8))
     drop = problem.plateau_law() * np.linspace(0.8, 1.3, 2000)
-    columns, delta_a = solve(problem, np.unique(np.concatenate([np.linspace(0, time, 400), drop[drop < time]])))
+    times = np.unique(np.concatenate([np.linspace(0, time, 400), drop[drop < time]]))
+    columns, delta_a = trajectory(problem, times)
     w = problem.projection(columns)
     a_axis = np.linspace(-1, delta_a.max() + 1.5, 240)
     w_axis = np.linspace(-2, 1.5 * w.max(), 240)
@@ -143,18 +131,17 @@ def landscape_figure(problem: Reduced, time: float) -> Figure:
     axis.plot(a_axis, np.where(valley <= w_axis[-1], valley, np.nan), color="white", ls=":", label="w at equilibrium")
     axis.legend(loc="lower right", labelcolor="white", frameon=False)
     axis.set(xlabel="Δa", ylabel="w", xlim=(a_axis[0], a_axis[-1]), ylim=(w_axis[0], w_axis[-1]))
-    axis.set_title(f"Fig. 6: the loss and the flow on it; T = {problem.T}, d = {problem.d}", loc="left")
     return figure
 
 
 def linearization_figure(d: int) -> Figure:
-    """Fig. 7: w and Delta a early on, over sinh and cosh - 1."""
-    figure = Figure(figsize=(8.4, 3.2))
-    left, right = figure.subplots(1, 2)
+    """Draws Fig. 7: w and Delta a at early times, with sinh and cosh - 1."""
+    title = f"Fig. 7: early dynamics and their linearization (A.3.2); d = {d}"
+    figure, ((left, right),) = panels(1, 2, title, LESS_WIDE)
     for index, T in enumerate((64, 256, 1024)):
-        problem = Reduced(T, d)
+        problem = paper_flow(T, d)
         times = np.linspace(0, 1.0 / problem.rate, 300)
-        w, delta_a = solve(problem, times)
+        w, delta_a = trajectory(problem, times)
         curves = (w[0], theory.linear_w), (delta_a, theory.linear_delta_a)
         for axis, (curve, linear) in zip((left, right), curves, strict=True):
             axis.plot(times, curve, label=f"T = {T}", **line_style(index) | {"ls": "-"})
@@ -163,18 +150,17 @@ def linearization_figure(d: int) -> Figure:
         axis.plot([], [], label="linearized", **THEORY)
         axis.set(xlabel="time", ylabel=name, xscale="log", yscale="log", ylim=(1e-4, 3), xlim=(1, None))
         axis.legend()
-    figure.suptitle(f"Fig. 7: early dynamics over their linearization (A.3.2); d = {d}", x=0.01, ha="left")
     return figure
 
 
-def late_figure(run: Run, problem: Reduced) -> Figure:
-    """Fig. 8: w_inf over alpha; w beside its equilibrium; the Hessian's eigenvalues along the flow."""
-    figure = Figure(figsize=(10.5, 3.2))
-    left, middle, right = figure.subplots(1, 3)
+def late_figure(run: Run, problem: ReducedModel) -> Figure:
+    """Draws Fig. 8: w_inf over alpha; w and its equilibrium; the Hessian's eigenvalues along the flow."""
+    title = f"Fig. 8: w follows its equilibrium after the drop; {title_of(run)}"
+    figure, ((left, middle, right),) = panels(1, 3, title, WIDE)
     alpha = np.geomspace(1e-3, 1, 400)
     for index, T in enumerate((128, 512, 2048)):
         reached = alpha[alpha >= 1 / T]
-        left.plot(reached, Reduced(T, problem.d).equilibrium(reached)[0], label=f"T = {T}", **line_style(index))
+        left.plot(reached, paper_flow(T, problem.d).equilibrium(reached)[0], label=f"T = {T}", **line_style(index))
     left.axhline(np.sqrt(problem.d), label="√d", **OPTIMUM)
     left.set(xlabel="α", ylabel="w at equilibrium", xscale="log", yscale="log", title=f"d = {problem.d}, B = 1")
     left.legend()
@@ -191,52 +177,49 @@ def late_figure(run: Run, problem: Reduced) -> Figure:
     right.set(xlabel="time", title="eigenvalues of the Hessian")
     right.set_yscale("symlog", linthresh=problem.rate)
     right.legend()
-    figure.suptitle(f"Fig. 8: w follows its equilibrium after the drop; {title_of(run)}", x=0.01, ha="left")
     return figure
 
 
 def reduction_figure(run: Run) -> Figure:
-    """Fig. 9: loss, attention and w of the trained model over the reduced flow from (0, 0)."""
+    """Draws Fig. 9: loss, attention and w of the trained model, with the reduced flow from (0, 0)."""
     task: Any = run.experiment
     problem, lr, timeline = task.reduced, task.config.lr, run.timeline
     steps = np.linspace(0, float(timeline.steps[-1]), 1500)
-    w, delta_a = solve(problem, steps * lr)
+    w, delta_a = trajectory(problem, steps * lr)
     theories = {
         "test loss": ("loss", problem.without_repetition.loss(w, delta_a)),
         "α": ("single_location/alpha", problem.attention(delta_a)),
         "w": ("single_location/w", problem.projection(w)),
     }
-    figure = Figure(figsize=(10.5, 3.2))
-    axes: Any = figure.subplots(1, 3)
+    c = task.config
+    title = f"Fig. 9: T = {c.T}, d = {c.d}, B = {c.B}, p = {c.p:g}; {title_of(run)}"
+    figure, (axes,) = panels(1, 3, title, WIDE)
     for axis, (label, (name, curve)) in zip(axes, theories.items(), strict=True):
         axis.plot(*timeline.scalar(name), label="SGD" if task.config.sampled else "descent", **line_style(0))
         axis.plot(steps, curve, label="reduced flow", **THEORY)
         axis.set(xlabel="training step", ylabel=label)
     axes[0].legend()
-    c = task.config
-    figure.suptitle(f"Fig. 9: T = {c.T}, d = {c.d}, B = {c.B}, p = {c.p:g}; {title_of(run)}", x=0.01, ha="left")
     return figure
 
 
 def cross_sample_figure(T: int, d: int) -> Figure:
-    """Fig. 10: test loss, w (dashed: the repeated column) and alpha for several p."""
-    figure = Figure(figsize=(10.5, 3.2))
-    loss, weights, attention = figure.subplots(1, 3)
-    times = np.linspace(0, 1.4 * Reduced(T, d).plateau_law(), 1200)
+    """Draws Fig. 10: test loss, w (dashed: the repeated column) and alpha for several p."""
+    title = f"Fig. 10: cross-sample repetition; T = {T}, d = {d}"
+    figure, ((loss, weights, attention),) = panels(1, 3, title, WIDE)
+    times = np.linspace(0, 1.4 * paper_flow(T, d).plateau_law(), 1200)
     for index, p in enumerate((0.0, 0.1, 0.3, 0.5)):
-        problem = Reduced(T, d, 1, p, split=True)
-        w, delta_a = solve(problem, times)
-        look = line_style(index) | {"ls": "-"}
-        loss.plot(times, problem.without_repetition.loss(w, delta_a), label=f"p = {p:g}", **look)
-        weights.plot(times, w[1] / problem.norm[1], **look)
-        weights.plot(times, w[0], **look | {"ls": "--"})
-        attention.plot(times, problem.attention(delta_a), **look)
+        problem = paper_flow(T, d, 1, p, variables=3)
+        w, delta_a = trajectory(problem, times)
+        style = line_style(index) | {"ls": "-"}
+        loss.plot(times, problem.without_repetition.loss(w, delta_a), label=f"p = {p:g}", **style)
+        weights.plot(times, w[1] / problem.norm[1], **style)
+        weights.plot(times, w[0], **style | {"ls": "--"})
+        attention.plot(times, problem.attention(delta_a), **style)
     weights.axhline(1.0, **OPTIMUM)
     weights.plot([], [], color="0.3", label="w / √(d-1)")
     weights.plot([], [], color="0.3", ls="--", label="repeated column")
-    for axis, label in ((loss, "test loss, p = 0"), (weights, "share of the target"), (attention, "α")):
+    for axis, label in ((loss, "test loss, p = 0"), (weights, "fraction of the target"), (attention, "α")):
         axis.set(xlabel="time", ylabel=label)
     loss.legend()
     weights.legend()
-    figure.suptitle(f"Fig. 10: cross-sample repetition; T = {T}, d = {d}", x=0.01, ha="left")
     return figure

@@ -1,6 +1,10 @@
-"""The paper's figures of transformers, from finished runs: a figure over a grid takes the grid's runs in any order.
+"""Figs. 3 to 5, 11 and 13 to 17: transformers.
 
-fig3([sl.load(folder) for folder in folders])
+A figure over a grid takes the finished runs of the grid in any order:
+
+    fig3([sl.load(folder) for folder in folders])
+
+The functions at the end draw each figure from the runs of the claims, for `stagelens figure emergence NAME`.
 """
 
 from __future__ import annotations
@@ -14,29 +18,28 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import NullLocator
 
-from stagelens.figures import THEORY, line_style
-from stagelens_emergence.transformers import ANSWERING, LEARNED, LEAVING, plateau_of
+from stagelens.figures import THEORY, line_style, panels
+from stagelens_emergence.claims import recall, regression
+from stagelens_emergence.claims.measures import ANSWERING, LEARNED, LEAVING, Seeds, plateau_of
 
 if TYPE_CHECKING:
     from stagelens import Run
-
-PANEL = (3.4, 3.0)  # inches
-TIGHT: Any = {"layout": "constrained"}
+    from stagelens.claims import Lab
 
 
 def setting(run: Run, key: str) -> Any:
-    """A run's value of a config key; the absent B of recall is written as words."""
+    """Returns a run's value of a config key; "once" if recall has no B."""
     value = run.manifest.config[key]
     return "once" if value is None else value
 
 
 def values_of(runs: Iterable[Run], key: str) -> list[Any]:
-    """The different values of a config key, sorted; words come first."""
+    """Returns the different values of a config key, sorted, words first."""
     return sorted({setting(run, key) for run in runs}, key=lambda v: (not isinstance(v, str), v))
 
 
 def commonest(runs: Sequence[Run], key: str) -> list[Run]:
-    """The runs that have the value of `key` that most of them have."""
+    """Returns the runs that have the most common value of `key`."""
     if not runs:
         return []
     value = Counter(setting(run, key) for run in runs).most_common(1)[0][0]
@@ -44,21 +47,21 @@ def commonest(runs: Sequence[Run], key: str) -> list[Run]:
 
 
 def draw_lengths(axis: Axes, runs: Sequence[Run], x: str, by: str, threshold: float) -> None:
-    """Plateau lengths over `x`: for each value of `by` a line through the means of the seeds, and a dot for each run.
+    """Draws plateau lengths over `x`: for each value of `by` a line through the seed means, and a dot for each run.
 
-    A run that is still on its plateau is an open triangle at its last step.
+    A run whose plateau has not ended is an open triangle at its last step.
     """
     for index, value in enumerate(values_of(runs, by)):
         line = [run for run in runs if setting(run, by) == value]
         style = line_style(index)
-        places = np.array([setting(run, x) for run in line], dtype=float)
-        lengths = np.array([plateau_of(run, threshold) for run in line])
-        means = [lengths[places == place].mean() for place in np.unique(places)]
-        axis.plot(np.unique(places), means, label=f"{by} = {value}", **style)
-        axis.plot(places, lengths, "o", ms=3, color=style["color"])
+        at = np.array([setting(run, x) for run in line], dtype=float)  # [run]
+        lengths = np.array([plateau_of(run, threshold) for run in line], dtype=float)  # [run], nan: not ended
+        means = [lengths[at == position].mean() for position in np.unique(at)]
+        axis.plot(np.unique(at), means, label=f"{by} = {value}", **style)
+        axis.plot(at, lengths, "o", ms=3, color=style["color"])
         late = np.isnan(lengths)
         steps = np.array([run.manifest.steps for run in line], dtype=float)
-        axis.plot(places[late], steps[late], "^", ms=5, mfc="none", color=style["color"])
+        axis.plot(at[late], steps[late], "^", ms=5, mfc="none", color=style["color"])
     axis.set(xscale="log", yscale="log", xlabel=x, ylabel="plateau length, steps")
     ticks = values_of(runs, x)
     axis.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
@@ -67,7 +70,7 @@ def draw_lengths(axis: Axes, runs: Sequence[Run], x: str, by: str, threshold: fl
 
 
 def draw_curves(axis: Axes, runs: Sequence[Run], by: str, series: str) -> None:
-    """`series` over the steps, one line for each run, alike for one value of `by`."""
+    """Draws `series` over the steps, one line for each run, in one style for each value of `by`."""
     for index, value in enumerate(values_of(runs, by)):
         for number, run in enumerate(run for run in runs if setting(run, by) == value):
             label = None if number else f"{by} = {value}"
@@ -77,22 +80,15 @@ def draw_curves(axis: Axes, runs: Sequence[Run], by: str, series: str) -> None:
 
 
 def _legend(axis: Axes) -> None:
-    """The legend; or, of a panel without runs, that it has none."""
+    """Draws the legend, or a note if the panel has no runs."""
     if axis.lines:
         axis.legend()
     else:
         axis.text(0.5, 0.5, "no such runs", ha="center", va="center", transform=axis.transAxes, color="0.5")
 
 
-def panels(rows: int, columns: int, title: str) -> tuple[Figure, Any]:
-    """A figure and its axes [row, column]."""
-    figure = Figure(figsize=(columns * PANEL[0], rows * PANEL[1]), **TIGHT)
-    figure.suptitle(title, x=0.01, ha="left")
-    return figure, figure.subplots(rows, columns, squeeze=False)
-
-
 def fig3(runs: Sequence[Run]) -> Figure:
-    """Plateau length over d, for different T, B and p."""
+    """Draws the plateau length over d, for several T, B and p."""
     figure, axes = panels(1, 3, "Fig. 3: plateau length of transformers in T, d, B and p")
     plain = [run for run in runs if setting(run, "p") == 0]
     draw_lengths(axes[0, 0], [run for run in plain if setting(run, "B") == 1], "d", "T", LEARNED)
@@ -105,7 +101,7 @@ def fig3(runs: Sequence[Run]) -> Figure:
 
 
 def fig4(runs: Sequence[Run], threshold: float = ANSWERING) -> Figure:
-    """Recall emerges later with more pairs; emergence time over the number of tokens."""
+    """Draws loss and accuracy for several numbers of pairs, and the plateau length over the number of tokens."""
     figure, axes = panels(1, 3, "Fig. 4: recall emerges, later with more pairs and more tokens")
     same = commonest(runs, "tokens")
     draw_curves(axes[0, 0], same, "pairs", "loss")
@@ -115,8 +111,8 @@ def fig4(runs: Sequence[Run], threshold: float = ANSWERING) -> Figure:
 
 
 def fig5(runs: Sequence[Run]) -> Figure:
-    """Test and training accuracy over the steps, for different B and p (the second row is Fig. 16)."""
-    figure, axes = panels(2, 2, "Figs. 5 and 16: repetition hurries recall; too much of it overfits")
+    """Draws test and training accuracy over the steps, for several B and p; the second row is Fig. 16."""
+    figure, axes = panels(2, 2, "Figs. 5 and 16: repetition accelerates recall; too much of it overfits")
     in_context = [run for run in runs if setting(run, "p") == 0]
     cross_sample = [run for run in runs if setting(run, "p") > 0]
     bases = {setting(run, "B") for run in cross_sample}
@@ -128,7 +124,7 @@ def fig5(runs: Sequence[Run]) -> Figure:
 
 
 def fig11(runs: Sequence[Run]) -> Figure:
-    """The test loss of regressions, and the attention of the head that looks most at the relevant token."""
+    """Draws the test loss of regressions, and the largest attention of a head to the relevant token."""
     figure, axes = panels(1, 2, "Fig. 11: sharp transitions of transformers")
     for index, run in enumerate(runs):
         label = f"T = {setting(run, 'T')}, d = {setting(run, 'd')}"
@@ -144,7 +140,7 @@ def fig11(runs: Sequence[Run]) -> Figure:
 
 
 def fig13(runs: Sequence[Run]) -> Figure:
-    """Plateau length over d, for different numbers of layers and of heads."""
+    """Draws the plateau length over d, for several numbers of layers and of heads."""
     figure, axes = panels(1, 2, "Fig. 13: layers and heads")
     draw_lengths(axes[0, 0], commonest(runs, "heads"), "d", "layers", LEARNED)
     draw_lengths(axes[0, 1], commonest(runs, "layers"), "d", "heads", LEARNED)
@@ -152,6 +148,7 @@ def fig13(runs: Sequence[Run]) -> Figure:
 
 
 def _split(runs: Sequence[Run], title: str, parts: Sequence[tuple[str, Callable[[Run], bool]]]) -> Figure:
+    """Draws the plateau length over d and T, one panel for each (name, condition on a run)."""
     figure, axes = panels(1, len(parts), title)
     for axis, (name, belongs) in zip(axes[0], parts, strict=True):
         draw_lengths(axis, [run for run in runs if belongs(run)], "d", "T", LEARNED)
@@ -160,7 +157,7 @@ def _split(runs: Sequence[Run], title: str, parts: Sequence[tuple[str, Callable[
 
 
 def fig14(runs: Sequence[Run]) -> Figure:
-    """Plateau length over d and T: by feature, by feature or position, by position."""
+    """Draws the plateau length over d and T, if the token is found by feature, by either, or by position."""
     return _split(
         runs,
         "Fig. 14: position and feature",
@@ -173,14 +170,14 @@ def fig14(runs: Sequence[Run]) -> Figure:
 
 
 def fig15(runs: Sequence[Run]) -> Figure:
-    """Plateau length over d and T: by SGD and by Adam."""
+    """Draws the plateau length over d and T, for SGD and for Adam."""
     kinds = ("sgd", "adam")
     parts = [(kind.upper(), lambda run, k=kind: setting(run, "optimizer") == k) for kind in kinds]
     return _split(runs, "Fig. 15: SGD and Adam", parts)
 
 
 def fig17(run: Run) -> Figure:
-    """Accuracy, copying and selecting attention of one run of recall; a line per head, dashed by layer."""
+    """Draws accuracy, copying and selecting attention of one run of recall: one line per head, one style per layer."""
     figure, axes = panels(1, 3, f"{run.name}: the induction head emerges (Fig. 17)")
     timeline = run.timeline
     axes[0, 0].plot(*timeline.scalar("accuracy"), label="no repetition", **line_style(0))
@@ -200,3 +197,37 @@ def fig17(run: Run) -> Figure:
         axis.set(xlabel="step", ylabel="attention", ylim=(0, 1.02), title=what)
         axis.legend()
     return figure
+
+
+def runs_of(*groups: Iterable[Seeds]) -> list[Run]:
+    """Returns the runs of all seeds of all grid points of all groups."""
+    return [run for group in groups for runs in group for run in runs.values()]
+
+
+def lab_fig3(lab: Lab) -> Figure:
+    grid = regression.REGRESSIONS[lab.budget]
+    return fig3(runs_of(regression.law_runs(lab, grid).values(), *regression.cross_sample_runs(lab, grid)))
+
+
+def lab_fig4(lab: Lab) -> Figure:
+    grid = recall.RECALLS[lab.budget]
+    return fig4(runs_of(recall.context_runs(lab, grid).values()), grid.answering)
+
+
+def lab_fig5(lab: Lab) -> Figure:
+    grid = recall.RECALLS[lab.budget]
+    repeated = recall.in_context_runs(lab, grid), recall.cross_sample_runs(lab, grid)
+    return fig5(runs_of([recall.recall(lab, grid.base)], *(runs.values() for runs in repeated)))
+
+
+def lab_fig13(lab: Lab) -> Figure:
+    return fig13(runs_of(regression.size_runs(lab, regression.REGRESSIONS[lab.budget]).values()))
+
+
+def lab_fig14(lab: Lab) -> Figure:
+    grid = regression.REGRESSIONS[lab.budget]
+    return fig14(runs_of([regression.regression(lab, grid.ablated)], regression.fixed_runs(lab, grid).values()))
+
+
+def lab_fig15(lab: Lab) -> Figure:
+    return fig15(runs_of(*regression.optimizer_runs(lab, regression.REGRESSIONS[lab.budget]).values()))
