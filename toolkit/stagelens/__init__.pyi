@@ -13,10 +13,8 @@ from .experiments import (
     TrainingPhase as TrainingPhase,
 )
 from .hookspecs import hookimpl as hookimpl
-from .host import ClaimRef as ClaimRef, ProbeRef as ProbeRef, TaskRef as TaskRef
-from .models import fast as fast, watch as watch
 from .host import ClaimRef as ClaimRef, FigureRef as FigureRef, ProbeRef as ProbeRef, TaskRef as TaskRef
-from .models import fast as fast
+from .models import fast as fast, watch as watch
 from .recording import Probe as Probe, Recorder as Recorder, probe as probe
 from .report import Comparison as Comparison, compare as compare
 from .runs import Run as Run, load as load
