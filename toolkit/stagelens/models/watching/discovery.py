@@ -96,7 +96,8 @@ class Finder(Seam):
             path, nth = self.tracker.next("softmax")
             self.products.setdefault(path, []).append(nth)
             cross = scores.shape[-1] != scores.shape[-2] or path in self.crossing
-            self.found.append(Call("softmax", path, nth, *scores.shape[1:], cross=cross))
+            _, heads, n_query, n_key = scores.shape
+            self.found.append(Call("softmax", path, nth, heads, n_query, n_key, cross=cross))
         return func(scores, *args, **kwargs)
 
     def product(self, func: Callable[..., Tensor], left: Tensor, right: Tensor) -> Tensor:

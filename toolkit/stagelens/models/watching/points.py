@@ -102,8 +102,7 @@ class HookedSeam(Seam):
             return SCALED(query, key, value, attn_mask, dropout_p, **options)
         if query.ndim == 3:  # one head, without a dimension for it
             mask = attn_mask[:, None] if attn_mask is not None and attn_mask.ndim == 3 else attn_mask
-            one = (x[:, None] for x in (query, key, value))
-            return self._attend(site, *one, mask, dropout_p, options)[:, 0]
+            return self._attend(site, query[:, None], key[:, None], value[:, None], mask, dropout_p, options)[:, 0]
         return self._attend(site, query, key, value, attn_mask, dropout_p, options)
 
     def _attend(

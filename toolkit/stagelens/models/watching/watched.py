@@ -59,12 +59,14 @@ class WatchedConfig:
     attention_dir: Literal["causal", "bidirectional"]
 
 
-class Watched(HookedRootModule):
+class Watched(HookedRootModule):  # type: ignore[misc]
     """A model with hook points. `model` is the user's own; calling this gives its logits.
 
     `run_with_cache`, `run_with_hooks` and `hooks` work as in TransformerLens. Inside `with watched.hooks(...)` calls of
     the user's own model pass through the hooks too.
     """
+
+    model: nn.Module
 
     def __init__(self, model: nn.Module, example: Any, forward: Forward | None = None) -> None:
         super().__init__()
@@ -81,7 +83,7 @@ class Watched(HookedRootModule):
         self._add_structure()
         self.setup()
         self.cfg = self._config()
-        del self.model
+        delattr(self, "model")
         self.model = model
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
