@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from stagelens.base import UsageError
 
-Forward = Callable[[Any, Any], Any]  # (the user's model, a batch) -> logits
+Forward = Callable[[Any, Any], Any]  # calls a model on a batch and returns logits: (model, batch) -> logits
 
 
 def call_model(model: nn.Module, batch: Any) -> Any:
