@@ -1,28 +1,27 @@
-"""What the paper's figures are made of: panels of excess loss and of KL divergence, and a row of attention maps."""
+"""The parts of the figures: panels of excess loss and of KL divergence, and a row of attention maps."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 from matplotlib.patheffects import withStroke
 
+from stagelens import Run
 from stagelens.figures import COLOURS, attention_maps, chosen_steps, composite, line_style
-from stagelens_markov.measures import leaders
-
-if TYPE_CHECKING:
-    from stagelens import Run
+from stagelens_markov.claims.measures import leaders
 
 KL, LEADER = "kl_to_references/kl", "head_specialization/leader"
-MOMENTS = 5  # at which attention is shown
-MAP, BETWEEN = 1.45, 0.12  # inches: the width of a map, and the gap to the next
-FLATTEST = 0.5  # inches, the height of a map at least
-REFERENCES = {
+MOMENTS = 5  # steps at which attention is shown
+MAP = 1.45  # inches, the width of an attention map
+BETWEEN = 0.12  # inches between two maps
+MIN_HEIGHT = 0.5  # inches, of a map
+REFERENCES = {  # the title of the legend, for each value of the config key `compare`
     "chain": "predictor of Eq. 3\n(dot: nearest)",
     "contexts": "model that sees c lags\n(dot: nearest)",
     "windows": "n-gram model, n = c\n(dot: nearest)",
@@ -30,6 +29,7 @@ REFERENCES = {
 
 
 def draw_excess(axis: Axes, runs: Mapping[str, Run]) -> None:
+    """Draws the excess loss of each run over log time."""
     for index, (label, run) in enumerate(runs.items()):
         steps, excess = run.timeline.scalar("excess")
         axis.plot(steps[1:], excess[1:], label=label, **line_style(index))
@@ -37,38 +37,38 @@ def draw_excess(axis: Axes, runs: Mapping[str, Run]) -> None:
 
 
 def draw_divergence(axis: Axes, run: Run) -> None:
-    """KL from each reference to the model, with a dot at its least."""
+    """Draws the KL divergence from each reference to the model, with a dot at its minimum."""
     names, steps = run.timeline.column(KL).coordinate("reference"), run.timeline.steps
     for index, (name, values) in enumerate(zip(names, run.timeline.series(KL).T, strict=True)):
-        look = line_style(index)
-        axis.plot(steps[1:], values[1:], label=name, **look)
+        style = line_style(index)
+        axis.plot(steps[1:], values[1:], label=name, **style)
         least = max(int(values.argmin()), 1)
-        axis.plot(steps[least], values[least], marker="o", ms=4.5, color=look["color"], mec="white", mew=0.7, zorder=3)
+        axis.plot(steps[least], values[least], marker="o", ms=4.5, color=style["color"], mec="white", mew=0.7, zorder=3)
     axis.set(xscale="log", xlabel="training step", ylabel="KL(reference ‖ model) (nats)", ylim=(0, None))
 
 
-def references_of(run: Run) -> str:
-    """What the references of a run are, for the title of a legend."""
-    return REFERENCES[run.manifest.config["compare"]]
+def legend_options(run: Run) -> Any:
+    """Returns the options of a legend that names the references of a run."""
+    return {"title": REFERENCES[run.manifest.config["compare"]], "alignment": "left", "title_fontsize": 8}
 
 
 @dataclass(frozen=True)
 class AttentionRow:
-    """Mean attention of the queries that predict at a few moments of a run, side by side on one scale."""
+    """Mean attention of the predicting queries at a few steps of a run, next to each other on one colour scale."""
 
     run: Run
 
     @cached_property
     def maps(self) -> dict[int, Any]:
-        """By step, [head, query, key]."""
+        """The attention [head, query, key] at each step."""
         task: Any = self.run.experiment
         return {step: attention_maps(self.run, step)[0][:, task.queries()] for step in chosen_steps(self.run, MOMENTS)}
 
     @property
     def size(self) -> tuple[float, float]:
-        """Width and height of the whole row in inches, without what stands around it."""
+        """Width and height of the row in inches, without titles and legend."""
         _, queries, keys = next(iter(self.maps.values())).shape
-        return len(self.maps) * (MAP + BETWEEN) - BETWEEN, max(MAP * queries / keys, FLATTEST)
+        return len(self.maps) * (MAP + BETWEEN) - BETWEEN, max(MAP * queries / keys, MIN_HEIGHT)
 
     def draw(self, figure: Figure, left: float, bottom: float) -> None:
         """Draws the row with its lower left corner at (left, bottom) inches, and a legend of the heads below it."""
@@ -91,23 +91,23 @@ class AttentionRow:
         handles: list[Any] = [Patch(color=COLOURS[h % len(COLOURS)]) for h in range(len(self.heads))]
         labels = [*self.heads, f"full colour: attention {full:.2f}; heads that overlap darken"]
         place: Any = {"loc": "upper left", "bbox_to_anchor": (x, y), "borderaxespad": 0.0, "frameon": False}
-        look: Any = {"fontsize": 7, "handlelength": 1.0, "columnspacing": 1.5, "ncols": len(labels)}
-        figure.legend([*handles, Patch(color="none")], labels, **place, **look)
+        style: Any = {"fontsize": 7, "handlelength": 1.0, "columnspacing": 1.5, "ncols": len(labels)}
+        figure.legend([*handles, Patch(color="none")], labels, **place, **style)
 
     @property
     def heads(self) -> Sequence[str]:
-        """Each head's name, with the interval that has most of its attention in the end where that was measured."""
+        """Each head's name, with the interval that has most of its final attention if that was measured."""
         count = len(next(iter(self.maps.values())))
         if LEADER not in self.run.timeline:
             return [f"head {head}" for head in range(count)]
-        return [f"head {head}, ends at {where}" for head, where in enumerate(leaders(self.run.timeline)[-1])]
+        return [f"head {head}, ends at {group}" for head, group in enumerate(leaders(self.run.timeline)[-1])]
 
 
 def _number_heads(axis: Axes, maps: Any) -> None:
-    """Each head's number where it looks, [head, query, key], so that heads can be told apart without colours too."""
+    """Writes each head's number where it attends most, so that heads differ without colours too."""
     heads, queries, _ = maps.shape
-    look: Any = {"color": "white", "size": 6, "ha": "center", "va": "center", "weight": "bold"}
+    style: Any = {"color": "white", "size": 6, "ha": "center", "va": "center", "weight": "bold"}
     for head, pattern in enumerate(maps):
         query = (head + 1) * queries // (heads + 1)
         edge = [withStroke(linewidth=1.2, foreground="black")]
-        axis.text(pattern[query].argmax(), query, str(head), path_effects=edge, **look)
+        axis.text(pattern[query].argmax(), query, str(head), path_effects=edge, **style)

@@ -1,6 +1,6 @@
-"""More heads than intervals: the picture and the tables of docs/spare-heads.md.
+"""More heads than intervals: the figure and the tables of docs/spare-heads.md.
 
-`python -m stagelens_markov.spare_figures` prints the tables. What they need is trained, or taken from the cache.
+`python -m stagelens_markov.figures.spare` prints the tables. Their runs are trained through the user's cache.
 """
 
 from __future__ import annotations
@@ -8,36 +8,33 @@ from __future__ import annotations
 import sys
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING
 
 import numpy as np
 from matplotlib.figure import Figure
 
-from stagelens.figures import LEVEL, line_style, predictions_of, theory_label
-from stagelens_markov.command import Parser, answer, lab_of
-from stagelens_markov.measures import leaders, patterns, times_learned
-
-if TYPE_CHECKING:
-    from stagelens import Run
-    from stagelens.claims import Lab
+from stagelens import Recorder, Run, Task
+from stagelens.claims import Lab, cache_folder
+from stagelens.experiments import eval_batch
+from stagelens.figures import draw_levels, headline, levels_of, line_style
+from stagelens.host import make_host
+from stagelens_markov.claims.measures import leaders, patterns, times_learned
+from stagelens_markov.figures.flow import TIME_LABEL
+from stagelens_markov.figures.trained import minimal
 
 IN_THE_FLOW = (3, 4, 6)  # heads, for three features
 TRAINED = (3, 4, 5, 6)  # heads, for three intervals
 
 
 def spare_heads(lab: Lab) -> Figure:
-    """The loss of the flow, and where each head looks in the end."""
+    """Draws the loss of the flow, and where each head attends in the end."""
     runs = {heads: flow(lab, heads, 0) for heads in IN_THE_FLOW}
     figure = Figure(figsize=(9.6, 3.0))
     curves, *maps = figure.subplots(1, 1 + len(runs), width_ratios=(2.2, *[1] * len(runs)))
-    levels = [prediction for prediction in predictions_of(runs[IN_THE_FLOW[0]]) if prediction.kind == "level"]
-    for level in levels:
-        label = theory_label(levels) if level is levels[0] else None
-        curves.axhline(level.expected, label=label, zorder=0.5, **LEVEL)
+    draw_levels(curves, levels_of(runs[IN_THE_FLOW[0]]))
     for index, (heads, run) in enumerate(runs.items()):
         times, loss = run.timeline.scalar("loss")
         curves.plot(times[1:], loss[1:], label=f"{heads} heads", **line_style(index))
-    curves.set(xscale="log", xlabel="time t of Eq. 5", ylabel="loss", ylim=(0, None))
+    curves.set(xscale="log", xlabel=TIME_LABEL, ylabel="loss", ylim=(0, None))
     curves.legend()
     for axis, (heads, run) in zip(maps, runs.items(), strict=True):
         names = run.timeline.column("attention").coordinate("position")
@@ -47,7 +44,7 @@ def spare_heads(lab: Lab) -> Figure:
         axis.set_xlabel("position")
         axis.set_title(f"{heads} heads")
     figure.colorbar(shown, ax=maps, label="attention in the end", shrink=0.8)
-    figure.suptitle("Spare heads stay at position 1, and help the others on; markov/flow, seed 0", x=0.01, ha="left")
+    headline(figure, "Spare heads stay at position 1 and speed the others up; markov/flow, seed 0")
     return figure
 
 
@@ -56,15 +53,12 @@ def flow(lab: Lab, heads: int, seed: int) -> Run:
 
 
 def trained(lab: Lab, heads: int, seed: int) -> Run:
-    """The model that the claims train, with more heads; with three it is theirs."""
-    from stagelens_markov.claims import PROBES, SIZES, TASK
-
-    more = {} if heads == 3 else {"heads": heads}
-    return lab.run(TASK, {**SIZES[lab.budget], **more}, seed, probes=PROBES)
+    """Returns the run of the claims with more heads; with three heads it is theirs."""
+    return minimal(lab, seed, **({} if heads == 3 else {"heads": heads}))
 
 
 def flow_rows(lab: Lab) -> Iterator[list[str]]:
-    """One row for each number of heads and seed, of the flow."""
+    """Yields the header and a row for each number of heads and seed, of the flow."""
     yield ["heads", "seed", "heads at position 1, 2, 3 in the end", "time of features 1, 2, 3"]
     for heads in IN_THE_FLOW:
         for seed in lab.seeds:
@@ -75,7 +69,7 @@ def flow_rows(lab: Lab) -> Iterator[list[str]]:
 
 
 def trained_rows(lab: Lab) -> Iterator[list[str]]:
-    """One row for each number of heads and seed, of the trained model."""
+    """Yields the header and a row for each number of heads and seed, of the trained model."""
     yield [
         *("heads", "seed", "heads at I(1), I(2), I(3) in the end", "step at which I(1), I(2), I(3) are learned"),
         *("excess loss", "loss added without each head at I(1); at I(2); at I(3)"),
@@ -97,10 +91,7 @@ def trained_rows(lab: Lab) -> Iterator[list[str]]:
 
 
 def losses_added(run: Run) -> list[float]:
-    """By how much the final model's loss rises when a head's output is set to zero, [head]."""
-    from stagelens import Recorder, Task
-    from stagelens.experiments import eval_batch
-
+    """Returns the increase of the final model's loss when the output of a head is set to zero, [head]."""
     task = run.experiment
     assert isinstance(task, Task)
     recorder = Recorder(run.model_at(), ["head_ablation"], eval_batch(task), task=task)
@@ -117,14 +108,9 @@ def as_markdown(rows: Iterable[Sequence[str]]) -> str:
     return "\n".join(f"| {' | '.join(row)} |" for row in [head, ["---"] * len(head), *body])
 
 
-def tables(words: list[str]) -> None:
-    """Prints both tables."""
-    lab = lab_of(Parser("python -m stagelens_markov.spare_figures", __doc__).parse_args(words))
-    sys.stdout.write(f"{as_markdown(flow_rows(lab))}\n\n{as_markdown(trained_rows(lab))}\n")
-
-
 def main() -> None:
-    answer(tables)
+    lab = Lab(make_host(), cache_folder())
+    sys.stdout.write(f"{as_markdown(flow_rows(lab))}\n\n{as_markdown(trained_rows(lab))}\n")
 
 
 if __name__ == "__main__":
