@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass, field, replace
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from stagelens.base import StagelensError
+from stagelens.base import StagelensError, plain
 
 if TYPE_CHECKING:
     from stagelens.claims.lab import Lab
@@ -50,7 +50,7 @@ class Check:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "measured", _there(self.what, self.measured))
-        object.__setattr__(self, "expected", _plain(self.expected))
+        object.__setattr__(self, "expected", _python(self.expected))
         object.__setattr__(self, "holds", bool(self.holds))
 
     @property
@@ -70,7 +70,7 @@ def close(
     what: str, measured: Value, expected: Value, tolerance: float, reference: str, *, relative: bool = True
 ) -> Check:
     """|measured - expected| <= tolerance |expected|, or with `relative=False` <= tolerance; lists item by item."""
-    pairs = _pairs(what, _there(what, measured), _plain(expected))
+    pairs = _pairs(what, _there(what, measured), _python(expected))
     near = [
         _is_number(m) and _is_number(e) and abs(m - e) <= tolerance * (abs(e) if relative else 1.0) for m, e in pairs
     ]
@@ -79,7 +79,7 @@ def close(
 
 def equal(what: str, measured: Value, expected: Value, reference: str) -> Check:
     """measured = expected, exactly: for counts, names and sequences of them."""
-    return Check(what, measured, expected, "exact", reference, _plain(measured) == _plain(expected))
+    return Check(what, measured, expected, "exact", reference, _python(measured) == _python(expected))
 
 
 def ordered(what: str, numbers: Sequence[float | str], reference: str) -> Check:
@@ -117,7 +117,7 @@ def reached(value: Value, words: str = NOT_REACHED, *, by: float | None = None) 
     For measurements of something that may not happen within a run, which ends at the step or time `by`. Words fail
     every numeric check, so the claim differs; without them it would be in error.
     """
-    value = _plain(value)
+    value = _python(value)
     if isinstance(value, list) and value:
         return [reached(item, words, by=by) for item in value]
     if not _lacking(value):
@@ -227,7 +227,7 @@ class Result:
 
 def _there(what: str, value: Value) -> Value:
     """`value` in plain Python, or an error where it is not a measurement."""
-    value = _plain(value)
+    value = _python(value)
     if lacking := _lacking(value):
         raise NoMeasurement(f"{what}: a claim cannot hold without a measurement, and this one is {lacking}")
     return value
@@ -249,13 +249,9 @@ def _is_number(value: Value) -> bool:
     return isinstance(value, int | float)
 
 
-def _plain(value: Value) -> Value:
-    """`value` as JSON knows it: numpy's numbers and arrays become Python's."""
-    if hasattr(value, "tolist"):
-        value = value.tolist()
-    if isinstance(value, Sequence) and not isinstance(value, str):
-        return [_plain(item) for item in value]
-    return value
+def _python(value: Value) -> Value:
+    """Returns `value` without numpy's types; nan stays, because it is an error."""
+    return plain(value, keep_nan=True)
 
 
 def _lacking(value: Value) -> str:
