@@ -182,9 +182,10 @@ def long_plateaus(path: WeightPath) -> list[int]:
 
 def plateau_time(path: WeightPath) -> float:
     """Returns the total time that the loss is at a level m < D: within 10% of the drops next to it."""
-    below = -np.diff(path.problem.plateaus)  # [D], the drop after each level
+    levels = path.problem.plateaus  # [D + 1]
+    below = -np.diff(levels)  # [D], the drop after each level
     above = np.append(below[0], below[:-1])
-    high, low = path.problem.plateaus[:-1] + 0.1 * above, path.problem.plateaus[:-1] - 0.1 * below
+    high, low = levels[:-1] + 0.1 * above, levels[:-1] - 0.1 * below
     inside = (path.loss[:, None] < high) & (path.loss[:, None] > low)  # [T, D]
     return float(np.append(np.diff(path.times), 0.0) @ np.any(inside, axis=-1))
 
@@ -199,9 +200,8 @@ def accelerations(path: WeightPath) -> int:
     at_end = path.loss <= 1.001 * path.problem.plateaus[-1]
     end = int(at_end.argmax()) if at_end.any() else len(at_end)
     times, loss = path.times[1:end], path.loss[1:end]  # without time 0, whose spacing differs from the others
-    change = np.maximum(
-        np.abs(np.diff(loss)), 1e-6 * path.problem.plateaus[0]
-    )  # smaller changes are noise of the solver
+    noise = 1e-6 * path.problem.plateaus[0]  # of the solver: smaller changes of the loss are none
+    change = np.maximum(np.abs(np.diff(loss)), noise)
     log_speed = np.log(change / np.diff(times))
     falls = np.append(log_speed, np.min(log_speed, initial=0.0) - 1)  # so that a rise at the end is a peak too
     peaks, _ = find_peaks(falls, prominence=np.log(2))
