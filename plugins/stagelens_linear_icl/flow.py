@@ -144,9 +144,9 @@ class WeightPath:
         return int(np.abs(v[:, None] * (k @ e) * (q @ e)).sum(-1).argmax())
 
 
-def flow_path(problem: theory.Problem, times: Floats, seed: int | None = None, rtol: float = 1e-8) -> WeightPath:
-    """Integrates the gradient flow from the start of `seed`, by default the run's seed."""
-    weights = gradient_flow(problem.start(seed), problem.population, times, rtol, rtol * 1e-3)
+def flow_path(problem: theory.Problem, start: HeadWeights, times: Floats, rtol: float = 1e-8) -> WeightPath:
+    """Integrates the gradient flow of the population loss from `start`."""
+    weights = gradient_flow(start, problem.population, times, rtol, rtol * 1e-3)
     return WeightPath(problem, times, loss_of(product(weights), problem.population), weights)
 
 

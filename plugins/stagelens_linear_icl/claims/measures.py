@@ -18,16 +18,16 @@ import torch
 from stagelens import Check, detect_stages
 from stagelens.base import generator
 from stagelens.claims import Value, close, equal, per_seed, reached
-from stagelens.experiments import Floats, nearest_pairs
+from stagelens.experiments import Floats, nearest_pairs, recording_times
 from stagelens.stages import Stages
-from stagelens.timelines import first_crossing, line_fit
+from stagelens.timelines import line_fit
 from stagelens_linear_icl import theory
 from stagelens_linear_icl.data import RegressionMoments, examples, sample_sequences
-from stagelens_linear_icl.flow import LinearFlow, WeightPath, descend, flow_path, gradient_flow, record_steps
+from stagelens_linear_icl.flow import LinearFlow, WeightPath, descend, flow_path, record_steps
 from stagelens_linear_icl.losses import exact_loss
 from stagelens_linear_icl.model import AllBlocksAttention, HeadWeights, product, stack
 from stagelens_linear_icl.predictions import ON_PLATEAU
-from stagelens_linear_icl.probes import cosines, learned
+from stagelens_linear_icl.probes import cosines
 from stagelens_linear_icl.tasks import Separate
 
 SMALL = 0.005  # w_init of a small start
@@ -157,15 +157,14 @@ def aligned_drop(first: float, value: float) -> float:
     k[0, 0] = value * problem.covariance.eigenvectors[0]
     start = HeadWeights(np.array([value, 0.0, 0.0, 0.0]), k, k.copy())
     times = np.append(0.0, np.linspace(0.5, 1.5, 2000) * theory.plateau_duration(first, value))
-    shares = learned(product(gradient_flow(start, problem.population, times)), problem.fixed_points)
-    drop = first_crossing(times, shares[:, 0], 0.5, rising=True)
+    drop = flow_path(problem, start, times, rtol=1e-9).time_learned(0, 0.5)
     return np.nan if drop is None else drop
 
 
 def first_drop(problem: theory.Problem, seed: int) -> float:
     """Returns the time of the first drop in the flow from a random start; nan if it is not reached."""
     end = 100 / (problem.lam[0] ** 2 * problem.config.w_init)
-    drops = flow_path(problem, np.append(0.0, np.geomspace(end / 1000, end, 3000)), seed).drops
+    drops = flow_path(problem, problem.start(seed), recording_times(end, log=3000, first=end / 1000)).drops
     return drops[0] if drops else np.nan
 
 
