@@ -63,8 +63,7 @@ def nothing_happens(monkeypatch):
     brief = {**linear.LONG, "steps": 400}
     for module in (linear, stagelens_linear_icl.claims.main, variations):
         monkeypatch.setattr(module, "LONG", brief)
-    for module in (linear, stagelens_linear_icl.flow):
-        monkeypatch.setattr(module, "first_crossing", lambda *_, **__: None)
+    monkeypatch.setattr(stagelens_linear_icl.flow, "first_crossing", lambda *_, **__: None)
     linear.small_starts.cache_clear()
     monkeypatch.setattr(variations, "RANKS", dict.fromkeys(variations.RANKS, 400))
     monkeypatch.setattr(rich, "solved_times", lambda **_: PhaseTimes(None, None, None, None))
