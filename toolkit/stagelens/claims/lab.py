@@ -18,7 +18,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from stagelens.base import EnvironmentFault, StagelensError, content_name
+from stagelens.base import StagelensError, content_name, make_folder
 
 if TYPE_CHECKING:
     from stagelens.experiments import Experiment
@@ -76,10 +76,7 @@ class Lab:
         folder = self.cache / "runs" / self._name(task, settings or {}, seed, preset, probes)
         if folder in self._opened:
             return self._opened[folder]
-        try:
-            folder.parent.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise EnvironmentFault(f"cannot make {folder.parent}: {error.strerror}; give another --cache") from None
+        make_folder(folder.parent, "give another --cache")
         with FileLock(folder.with_name(f".{folder.name}.lock")):  # another process that needs this run waits here
             if not (folder / "run.json").exists() or load(folder).status != "finished":
                 done = run(

@@ -10,7 +10,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from stagelens.base import EnvironmentFault, StagelensError, UsageError, load_sealed, save_sealed, unknown
+from stagelens.base import StagelensError, UsageError, load_sealed, make_folder, save_sealed, unknown
 from stagelens.claims.claim import BUDGETS, Check, Claim, Result
 from stagelens.claims.lab import Lab, Watch, cache_folder
 
@@ -179,10 +179,7 @@ def store(result: Result, folder: Path) -> None:
     from filelock import FileLock
 
     path = _stored_in(folder, result.plugin)
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise EnvironmentFault(f"cannot make {path.parent}: {error.strerror}; give another --cache") from None
+    make_folder(path.parent, "give another --cache")
     with FileLock(path.with_suffix(".lock")):
         results = {kept.id: kept for kept in last_results(result.plugin, folder)}
         if result.verdict != "needs budget":

@@ -144,14 +144,14 @@ def save(figure: Figure, path: Path) -> None:
 
 
 def _clip_texts(figure: Figure) -> None:
-    """Shortens what no picture has room for: a stranger's name of a million letters would take minutes to draw."""
+    """Shortens long texts: an untrusted name of a million letters would take minutes to draw."""
     for text in figure.findobj(Text):
         if len(words := text.get_text()) > MOST_LETTERS:
             text.set_text(f"{words[: MOST_LETTERS - 1]}…")
 
 
 def _lay_out(figure: Figure) -> None:
-    """Places the panels once and for all: the layout takes longer than the drawing, and would be made for each file."""
+    """Lays out the panels once, because the layout takes longer than drawing and would be repeated for each file."""
     engine = figure.get_layout_engine()
     if engine is not None:
         engine.execute(figure)

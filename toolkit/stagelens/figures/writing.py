@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from matplotlib.figure import Figure
 
-from stagelens.base import EnvironmentFault, noting
+from stagelens.base import make_folder, noting
 from stagelens.figures.attention import attention_figure
 from stagelens.figures.style import save, styled
 from stagelens.figures.timelines import loss_figure, probes_figure, specialization_figure
@@ -28,10 +28,7 @@ OURS: dict[str, Callable[[Run], Figure | None]] = {
 def write_figures(run: Run, folder: Path | None = None) -> list[Path]:
     """Writes all figures of `run` as png and svg and returns the png files. Default: into the run's directory."""
     folder = folder or run.folder / FOLDER
-    try:
-        folder.mkdir(exist_ok=True)
-    except OSError as error:
-        raise EnvironmentFault(f"cannot make {folder}: {error.strerror or error}; write elsewhere with -o") from None
+    make_folder(folder, "write elsewhere with -o", parents=False)
     files = []
     for name, figure in figures_of(run).items():
         with noting(run.noted, f"figure {name!r}", *_blamed(run, name)):

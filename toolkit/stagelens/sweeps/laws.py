@@ -211,7 +211,7 @@ def _solve(names: Sequence[str], design: Array, target: Array) -> Array:
     centred = design[:, 1:] - design[:, 1:].mean(axis=0)
     sizes = np.linalg.svd(centred / np.linalg.norm(centred, axis=0), compute_uv=False)
     if len(sizes) < len(names) or sizes[-1] < FLAT * sizes[0]:
-        raise UsageError(f"columns {', '.join(names)} move together: their exponents cannot be told apart")
+        raise UsageError(f"columns {', '.join(names)} are collinear: their exponents cannot be separated")
     return np.asarray(np.linalg.lstsq(design, target, rcond=None)[0], dtype=float)
 
 

@@ -11,7 +11,7 @@ from math import isfinite, nan
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from stagelens.base import EnvironmentFault, UsageError, content_name, noting
+from stagelens.base import UsageError, content_name, make_folder, noting, safe_name, save_sealed, writing
 from stagelens.experiments import Experiment
 from stagelens.runs import SWEEP_FILE, SWEEPS, Run
 from stagelens.sweeps.executors import Executor, make_executor
@@ -91,12 +91,7 @@ def execute(
     failures: dict[str, str] = {}
     if watch:
         watch(Tally(len(plan.points), done, found, {}))
-    try:
-        plan.folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise EnvironmentFault(
-            f"cannot make {plan.folder}: {error.strerror}; give another folder with --runs"
-        ) from None
+    make_folder(plan.folder, "give another directory with --runs")
     with closing(executor.run(jobs)) as outcomes:
         for job, outcome in outcomes:
             names = dict(zip(job.seeds, job.names, strict=True))
@@ -259,8 +254,6 @@ class Sweep:
     @cached_property
     def folder(self) -> Path:
         """The directory of table and figures. Without `name` it is named after grid, seeds and settings."""
-        from stagelens.base import safe_name
-
         plan = self.plan
         content = {
             "axes": [[axis.keys, axis.rows] for axis in plan.grid.axes],
@@ -280,13 +273,9 @@ class Sweep:
 
     def save(self) -> None:
         """Writes table.csv, table.parquet, the figures and sweep.json."""
-        from stagelens.base import save_sealed, writing
         from stagelens.figures import write_sweep_figures
 
-        try:
-            (self.folder / "figures").mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise EnvironmentFault(f"cannot make {self.folder}: {error.strerror}; give another --runs") from None
+        make_folder(self.folder / "figures", "give another directory with --runs")
         with writing(self.folder / "table.csv") as aside:
             self.table.to_csv(aside, index=False)
         with writing(self.folder / "table.parquet") as aside:
