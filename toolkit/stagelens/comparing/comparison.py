@@ -132,7 +132,7 @@ def align_runs(
     chosen = members.choose([probes] if isinstance(probes, str) else list(probes))
     for member in members:
         member.place(member.steps, align)  # an impossible alignment is an error before anything is drawn
-    return AlignedRuns(tuple(group_members(list(members))), chosen, align, relative)
+    return AlignedRuns(tuple(group_members(members)), chosen, align, relative)
 
 
 def _curve(group: RunGroup, series: SeriesCurve, align: str, relative: bool) -> Curve:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -138,11 +138,10 @@ class Member:
         return steps.astype(np.float64)
 
 
-class Members(Sequence[Member]):
+class Members(tuple[Member, ...]):
     """The members of a comparison, with distinct names."""
 
-    def __init__(self, members: Sequence[Member]) -> None:
-        self._members = list(members)
+    __slots__ = ()
 
     @classmethod
     def open(cls, runs: Any, folder: str | Path | None = None) -> Members:
@@ -155,19 +154,10 @@ class Members(Sequence[Member]):
         seen = {str(m.run.folder.resolve()) if m.run else f"timeline {id(m.timeline)}": m for m in members}
         return cls(_distinct(list(seen.values())))
 
-    def __iter__(self) -> Iterator[Member]:
-        return iter(self._members)
-
-    def __len__(self) -> int:
-        return len(self._members)
-
-    def __getitem__(self, index: Any) -> Any:
-        return self._members[index]
-
     @property
     def shared(self) -> list[str]:
         """The series that every member has, in the first one's order."""
-        return [name for name in self._members[0].timeline if all(name in m.timeline for m in self._members)]
+        return [name for name in self[0].timeline if all(name in m.timeline for m in self)]
 
     def choose(self, wanted: Sequence[str]) -> tuple[SeriesCurve, ...]:
         """Returns the curves that `wanted` names: curves, series, or probes for all of their series.
@@ -176,7 +166,7 @@ class Members(Sequence[Member]):
         """
         shared = self.shared
         if not shared:
-            raise UsageError(f"{', '.join(m.name for m in self._members)} have no series in common to compare")
+            raise UsageError(f"{', '.join(m.name for m in self)} have no series in common to compare")
         if not wanted:
             return self._curves(self._metric_first(shared)[0])
         if EVERY in wanted:
@@ -191,20 +181,20 @@ class Members(Sequence[Member]):
 
     def _metric_first(self, shared: Sequence[str]) -> list[str]:
         """Returns `shared`, first the metric of the runs if it is the same, else the loss."""
-        metrics = {member.metric for member in self._members}
+        metrics = {member.metric for member in self}
         first = metrics.pop() if len(metrics) == 1 else "loss"
         return sorted(shared, key=lambda name: name != first)
 
     def _labels(self, name: str) -> set[tuple[str, ...]]:
-        return {member.timeline.column(name).labels for member in self._members}
+        return {member.timeline.column(name).labels for member in self}
 
     def _meant(self, wanted: str, shared: Sequence[str]) -> list[str]:
         found = [name for name in shared if name == wanted or name.startswith(f"{wanted}/")]
         if found:
             return found
-        having = [m.name for m in self._members if any(n == wanted or n.startswith(f"{wanted}/") for n in m.timeline)]
+        having = [m.name for m in self if any(n == wanted or n.startswith(f"{wanted}/") for n in m.timeline)]
         if having:
-            lacking = [m.name for m in self._members if m.name not in having]
+            lacking = [m.name for m in self if m.name not in having]
             raise UsageError(
                 f"probe {wanted!r} is not common to the runs: {', '.join(lacking)} did not record it; "
                 f"common: {', '.join(shared)}"
@@ -220,7 +210,7 @@ class Members(Sequence[Member]):
         return found
 
     def _shared_curves(self, name: str, place: Mapping[str, str] | None = None) -> tuple[SeriesCurve, ...]:
-        return tuple(curves_of(*(member.timeline.column(name) for member in self._members), place=place))
+        return tuple(curves_of(*(member.timeline.column(name) for member in self), place=place))
 
 
 def _points(given: Any, folder: str | Path | None) -> list[Any]:

@@ -87,7 +87,7 @@ def runs_page(runs: Sequence[Run], comparison: AlignedRuns, path: Path) -> str:
 
     sections = [_section(run, _drawn(run)) for run in runs]
     for run, section in zip(runs, sections, strict=True):
-        section["link"] = _link(run.folder / FILE, path.parent) if (run.folder / FILE).exists() else ""
+        section["link"] = _link(run.folder / FILE, path.parent)
     values = _compared(comparison) | {"chart": comparison_chart(align_runs(runs, EVERY))}
     return _render("comparison.html.j2", title=f"{len(runs)} runs", sections=sections, **values)
 
