@@ -1,23 +1,20 @@
-"""The positions' and the dot products' parameters, as Fig. 2 draws them."""
+"""The probe of the parameters of positions and of dot products, as Fig. 2 shows them."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from stagelens import Probe, Reading
 from stagelens.recording import ProbeContext, Reduced
 from stagelens_probes.norms import norm, row_norms
 
 SLOPE = ".attn.alibi_slope"
-Floats = NDArray[np.float64]
 
 
 class PositionNorms(Probe):
-    """The slopes p and the norm of (W_K, W_Q) of each head, and the norms of all of them together."""
+    """Reads the slopes p and the norm of (W_K, W_Q) of each head, and the norms over all heads."""
 
     name = "position_norms"
     title = "ALiBi slopes p and the norm of (W_K, W_Q), of each head and of all together"
@@ -42,21 +39,3 @@ class PositionNorms(Probe):
         for name, values in (("p", p), ("kq", kq)):
             yield Reading(name, values, ("layer", "head"), coords)
             yield Reading(f"all_{name}", norm(values))
-
-
-def half_time(steps: NDArray[np.number], values: Floats, start: float | None = None) -> float:
-    """The step from which on `values` [step] have gone half of the way from `start` to the last of them, for good.
-
-    `start` None is the first value, which makes it half of the change; 0 makes it half of the last value. Between two
-    steps the way is taken to be straight. nan where there is no way to go.
-    """
-    origin = values[0] if start is None else start
-    way = values[-1] - origin
-    if way == 0:
-        return float("nan")
-    gone = (values - origin) / way
-    before = np.flatnonzero(gone < 0.5)
-    if not len(before):
-        return float(steps[0])
-    last = before[-1]
-    return float(np.interp(0.5, gone[last : last + 2], steps[last : last + 2]))

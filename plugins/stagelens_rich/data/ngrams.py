@@ -1,4 +1,4 @@
-"""n-gram models: the loss that the last n - 1 tokens alone allow."""
+"""n-gram models: the loss of predicting from the last n - 1 tokens alone."""
 
 from __future__ import annotations
 
@@ -8,24 +8,24 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-Whole = NDArray[np.int64]
+Integers = NDArray[np.int64]
 NAMES = ("unigram", "bigram", "trigram")
 
 
 def ngram_losses(train: Tensor, held_out: Tensor, d_vocab: int) -> dict[str, float]:
-    """Mean of -log P_n in nats over `held_out`, by name, for n = 1, 2, 3; tokens int64 [token] each.
+    """Returns the mean of -log P_n in nats over `held_out`, by name, for n = 1, 2, 3; both texts are int64 [token].
 
-    P_n is estimated on `train` with Witten and Bell's smoothing, which has no parameter. With c the counts and N(h) the
-    number of different tokens that follow h,
+    P_n is estimated on `train` with Witten and Bell's smoothing, which has no parameter. c are counts, and N(h) is the
+    number of different tokens that follow h:
 
         P_n(x | h) = (c(h x) + N(h) P_{n-1}(x | h')) / (c(h) + N(h)),   P_0 = 1 / d_vocab,
 
-    where h' is h without its first token; P_n is P_{n-1} after an h that never occurred. The first two tokens of
-    `held_out` are context only, so that all n are judged on the same ones.
+    where h' is h without its first token. After an h that never occurred, P_n is P_{n-1}. The first two tokens of
+    `held_out` are context only, so that all n are evaluated on the same tokens.
     """
     seen, asked = train.numpy(), held_out.numpy()
     longest = len(NAMES)
-    probability = np.full(len(asked) - longest + 1, 1 / d_vocab)  # P_0 of each token that is judged
+    probability = np.full(len(asked) - longest + 1, 1 / d_vocab)  # P_0 of each evaluated token
     losses = {}
     for n, name in enumerate(NAMES, start=1):
         grams, count = np.unique(codes(seen, n, d_vocab), return_counts=True)
@@ -40,15 +40,15 @@ def ngram_losses(train: Tensor, held_out: Tensor, d_vocab: int) -> dict[str, flo
     return losses
 
 
-def codes(tokens: Whole, n: int, d_vocab: int) -> Whole:
-    """Each n-gram of `tokens` as one number, [len(tokens) - n + 1]: its tokens are the digits in base `d_vocab`."""
+def codes(tokens: Integers, n: int, d_vocab: int) -> Integers:
+    """Returns each n-gram of `tokens` as one number, [len(tokens) - n + 1]: its tokens are digits in base `d_vocab`."""
     code = np.zeros(len(tokens) - n + 1, dtype=np.int64)
     for i in range(n):
         code = code * d_vocab + tokens[i : len(tokens) - n + 1 + i]
     return code
 
 
-def look_up(keys: Whole, values: NDArray[Any], asked: Whole) -> NDArray[Any]:
-    """values[i] where keys[i] is asked for, and 0 where no key is; `keys` are sorted."""
-    place = np.searchsorted(keys, asked).clip(max=len(keys) - 1)
-    return np.where(keys[place] == asked, values[place], 0)
+def look_up(keys: Integers, values: NDArray[Any], asked: Integers) -> NDArray[Any]:
+    """Returns the value of each key in `asked`, and 0 for a key that is missing; `keys` are sorted."""
+    index = np.searchsorted(keys, asked).clip(max=len(keys) - 1)
+    return np.where(keys[index] == asked, values[index], 0)

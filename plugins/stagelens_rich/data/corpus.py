@@ -1,4 +1,4 @@
-"""Text as tokens: a file, a folder of files, wikitext-2, or the English prose that Python itself carries."""
+"""Text as tokens: a file, a directory of files, wikitext-2, or the English help texts of Python itself."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from torch import Tensor
 from stagelens.base import EnvironmentFault, UsageError
 
 PYTHON, WIKITEXT = "python", "wikitext-2"
-REVISION = "b08601e04326c79dfdd32d625aee71d232d685c3"  # of the dataset on the hub: what is there may change
-UNKNOWN, END = "<unk>", "<eos>"  # as they are written in wikitext-2
-WORD = re.compile(r"\w+|[^\w\s]")  # a word, or a mark of punctuation
+REVISION = "b08601e04326c79dfdd32d625aee71d232d685c3"  # of the dataset on the hub, where it may change
+UNKNOWN, END = "<unk>", "<eos>"  # as wikitext-2 writes them
+WORD = re.compile(r"\w+|[^\w\s]")  # a word or a punctuation mark
 PARTS = 10  # of each tenth of a text, the last tenth is held out
 INSTEAD = "give --set corpus=PATH, a utf-8 text file or a folder of them"
 
@@ -27,7 +27,7 @@ Words = Sequence[str]
 
 @dataclass(frozen=True)
 class Corpus:
-    """A text as tokens, int64 [token]: what is trained on, and what is held out. `words[token]` is a token's word."""
+    """The training part and the held-out part of a text, int64 [token] each. `words[token]` is a token's word."""
 
     words: tuple[str, ...]
     train: Tensor
@@ -35,10 +35,10 @@ class Corpus:
 
 
 def load_corpus(name: str, limit: int, length: int) -> Corpus:
-    """The corpus `name` with a vocabulary of at most `limit` words, long enough for contexts of `length` tokens.
+    """Returns the corpus `name` with a vocabulary of at most `limit` words.
 
-    The vocabulary is that of the training part: the unknown word, then the most frequent ones. A word beyond the limit,
-    or in the held-out part alone, is the unknown word.
+    The vocabulary is that of the training part: the unknown word, then the most frequent words. All other words become
+    the unknown word. Raises UsageError if a part has fewer than `length` tokens.
     """
     train, held_out = wikitext_2() if name == WIKITEXT else split(words_of(name))
     if min(len(train), len(held_out)) < length:
@@ -51,22 +51,28 @@ def load_corpus(name: str, limit: int, length: int) -> Corpus:
     return Corpus(words, encode(train, tokens), encode(held_out, tokens))
 
 
+def stretches(tokens: Tensor, length: int, n: int, generator: torch.Generator) -> Tensor:
+    """Returns n stretches of `tokens` [token] with random starts, [n, length]."""
+    starts = torch.randint(len(tokens) - length + 1, (n, 1), generator=generator)
+    return tokens[starts + torch.arange(length)]
+
+
 def vocabulary(words: Iterable[str], limit: int) -> tuple[str, ...]:
-    """The unknown word and the `limit` - 1 most frequent others, the more frequent first, equals by alphabet."""
+    """Returns the unknown word and the `limit` - 1 most frequent others, by falling frequency, then by alphabet."""
     counts = Counter(words)
     counts.pop(UNKNOWN, None)  # wikitext-2 has it in its text
     return (UNKNOWN, *sorted(counts, key=lambda word: (-counts[word], word))[: limit - 1])
 
 
 def encode(words: Words, tokens: dict[str, int]) -> Tensor:
-    """Tokens, int64 [token]; the unknown word is token 0."""
+    """Returns the tokens of `words`, int64 [token]; the unknown word is token 0."""
     return torch.tensor([tokens.get(word, 0) for word in words])
 
 
 def split(words: Words) -> tuple[list[str], list[str]]:
-    """Words to train on, and those held out: the last tenth of each tenth of the text, so that both are like the whole.
+    """Returns the words to train on and the held-out words: the last tenth of each tenth of the text.
 
-    A file's end, or a folder's last files, may be about something else.
+    So both parts resemble the whole text, even if the end of a file or the last files are about something else.
     """
     train: list[str] = []
     held_out: list[str] = []
@@ -79,7 +85,7 @@ def split(words: Words) -> tuple[list[str], list[str]]:
 
 
 def words_of(name: str) -> list[str]:
-    """The words of Python's prose, or of the file or folder `name`."""
+    """Returns the words of Python's help texts, or of the file or directory `name`."""
     words = WORD.findall(python_prose() if name == PYTHON else read_text(Path(name)))
     if not words:
         raise UsageError(f"corpus {name} is empty: there is no word in it; {INSTEAD}")
@@ -87,7 +93,7 @@ def words_of(name: str) -> list[str]:
 
 
 def python_prose() -> str:
-    """The topics of Python's language reference (`help("...")`), each paragraph once: topics share whole sections."""
+    """Returns the topics of Python's language reference (`help("...")`), each paragraph once: topics share sections."""
     try:
         from pydoc_data.topics import topics
     except ImportError:
@@ -97,21 +103,21 @@ def python_prose() -> str:
 
 
 def _without_rules(paragraph: str) -> str:
-    """`paragraph` without the lines that only underline a heading or frame a table."""
+    """Returns `paragraph` without the lines that only underline a heading or frame a table."""
     return "\n".join(line for line in paragraph.splitlines() if re.search(r"\w", line))
 
 
-def read_text(place: Path) -> str:
-    """The text of a file, or of all files in a folder and its folders, by name; hidden ones are left out."""
-    if place.is_dir():
-        inside = (path for path in sorted(place.rglob("*")) if path.is_file())
-        files = [path for path in inside if not any(p.startswith(".") for p in path.relative_to(place).parts)]
+def read_text(path: Path) -> str:
+    """Returns the text of a file, or of all files below a directory, sorted by name and without hidden ones."""
+    if path.is_dir():
+        inside = (file for file in sorted(path.rglob("*")) if file.is_file())
+        files = [file for file in inside if not any(p.startswith(".") for p in file.relative_to(path).parts)]
         if not files:
-            raise UsageError(f"corpus {place} is a folder without files; {INSTEAD}")
+            raise UsageError(f"corpus {path} is a folder without files; {INSTEAD}")
         return "\n\n".join(map(_read_file, files))
-    if not place.exists():
-        raise UsageError(f"corpus {place} does not exist; {INSTEAD}, or corpus={PYTHON} or corpus={WIKITEXT}")
-    return _read_file(place)
+    if not path.exists():
+        raise UsageError(f"corpus {path} does not exist; {INSTEAD}, or corpus={PYTHON} or corpus={WIKITEXT}")
+    return _read_file(path)
 
 
 def _read_file(file: Path) -> str:
@@ -129,7 +135,7 @@ def _read_file(file: Path) -> str:
 
 
 def wikitext_2() -> tuple[list[str], list[str]]:
-    """wikitext-2's own training and validation words; each line ends in <eos>, which makes 33278 different ones."""
+    """Returns wikitext-2's training and validation words; each line ends in <eos>, so 33278 words are different."""
     try:
         from datasets import load_dataset
     except ImportError:
@@ -137,9 +143,9 @@ def wikitext_2() -> tuple[list[str], list[str]]:
             f"corpus {WIKITEXT} needs the package datasets: pip install 'stagelens[text]'; or {INSTEAD}"
         ) from None
     try:
-        with _quiet("huggingface_hub"):  # it tells of each of its attempts
+        with _quiet("huggingface_hub"):  # it logs each of its attempts
             parts = load_dataset("Salesforce/wikitext", "wikitext-2-v1", revision=REVISION)
-    except (OSError, ValueError) as error:  # no network, or offline; offline with other parts of the dataset kept
+    except (OSError, ValueError) as error:  # no network; or offline, with other parts of the dataset cached
         reason = " ".join(str(error).split())[:150]
         raise EnvironmentFault(
             f"corpus {WIKITEXT} could not be downloaded ({reason}); try where there is a network, or {INSTEAD}"
@@ -152,7 +158,7 @@ def wikitext_2() -> tuple[list[str], list[str]]:
 
 @contextmanager
 def _quiet(name: str) -> Iterator[None]:
-    """Without the warnings of the logger `name`."""
+    """Hides the warnings of the logger `name` inside the block."""
     logger = logging.getLogger(name)
     level = logger.level
     logger.setLevel(logging.ERROR)
