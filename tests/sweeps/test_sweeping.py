@@ -12,24 +12,11 @@ import pytest
 
 import stagelens as sl
 from kit.sweep_plugin import Power
+from kit.swept import Here
 from stagelens.base.errors import UsageError
 from stagelens.host.host import make_host
 from stagelens.sweeps.estimating import estimate
-from stagelens.sweeps.executors import Job
-from stagelens.sweeps.executors.work import perform
 from stagelens.sweeps.sweeping import Tally, plan_sweep
-
-
-class Here:
-    """An executor that does the jobs in this process, and counts them."""
-
-    def __init__(self) -> None:
-        self.jobs: list[Job] = []
-
-    def run(self, jobs):
-        for job in jobs:
-            self.jobs.append(job)
-            yield job, perform(job)
 
 
 def sweep(runs: Path, grid, executor=None, **options) -> sl.Sweep:
