@@ -28,6 +28,7 @@ ROOT = Path(__file__).parent.parent
 STAGELENS = [sys.executable, "-c", "from stagelens.cli import main; main()"]
 
 settings.register_profile("stagelens", deadline=None, max_examples=25, derandomize=True)
+settings.register_profile("stress", deadline=None, max_examples=200, derandomize=False, print_blob=True)
 settings.load_profile("stagelens")
 
 

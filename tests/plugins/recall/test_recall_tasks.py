@@ -147,7 +147,19 @@ def test_the_sum_of_scores_is_conserved_in_descent_too(quick):
 
 def test_figures_are_drawn(quick):
     figures = quick.experiment.figures(quick)
-    assert len(figures["staged_learning"].axes) + len(figures["staged_learning"].subfigs) > 0
+    above, below = figures["staged_learning"].subfigs
+    loss, beta = above.axes
+    timeline = quick.timeline
+    np.testing.assert_array_equal(loss.lines[0].get_ydata(), timeline.series("loss"))
+    levels = [line.get_ydata()[0] for line in loss.lines[1:]]
+    assert levels == pytest.approx([0.71875, 0.625, 0.375, 0])
+    drawn = np.stack([line.get_ydata() for line in beta.lines], axis=1)  # [step, head]
+    np.testing.assert_array_equal(drawn, timeline.series("recall_circuit/beta"))
+    masses = timeline.series("head_specialization/mass")[:, 0]  # [step, head, group]
+    for axis in below.axes:
+        shown = axis.images[0].get_array()  # [head, token]
+        at = list(timeline.steps).index(int(axis.get_title().removeprefix("step ")))
+        np.testing.assert_array_equal(shown, masses[at, :, : shown.shape[1]])
 
 
 def advance(settings, steps):
