@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from stagelens import Probe, Reading
-from stagelens.recording import Reduced, Scene
+from stagelens.recording import ProbeContext, Reduced
 from stagelens_linear_icl.data import Floats
 
 Array = TypeVar("Array", Floats, Tensor)  # what follows is the same for both
@@ -61,20 +61,20 @@ class PrincipalComponents(Probe):
     default = False
     stacks = True
 
-    def applies(self, scene: Scene) -> str | None:
-        if not hasattr(scene.model, "fixed_points"):
+    def applies(self, context: ProbeContext) -> str | None:
+        if not hasattr(context.model, "fixed_points"):
             return "the model names no fixed points"
-        if scene.model.attention.kind != "linear":
+        if context.model.attention.kind != "linear":
             return "the fixed points are those of linear attention"
         return None
 
-    def readings(self, reduced: Reduced, scene: Scene) -> Iterable[Reading]:  # noqa: ARG002
-        model: Any = scene.model
-        e = scene.constant("eigenvectors", lambda: _eigenvectors(scene).to(model.fixed_points))
+    def readings(self, reduced: Reduced, context: ProbeContext) -> Iterable[Reading]:  # noqa: ARG002
+        model: Any = context.model
+        e = context.constant("eigenvectors", lambda: _eigenvectors(context).to(model.fixed_points))
         v, k, q = model.attention.core()
         yield from component_readings(model.product(), v, k, q, model.fixed_points, e)
 
 
-def _eigenvectors(scene: Scene) -> Tensor:
+def _eigenvectors(context: ProbeContext) -> Tensor:
     """e_1..e_D [D, D] from the task's directions of tokens (x, y)."""
-    return torch.stack([direction[:-1] for direction in scene.directions.values()])
+    return torch.stack([direction[:-1] for direction in context.directions.values()])

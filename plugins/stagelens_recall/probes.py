@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from stagelens import Probe, Reading
-from stagelens.recording import Omitted, Reduced, Scene
+from stagelens.recording import Omitted, ProbeContext, Reduced
 from stagelens_recall.theory import head_start
 
 
@@ -19,13 +19,13 @@ class RecallCircuit(Probe):
     default = False
     stacks = True
 
-    def applies(self, scene: Scene) -> str | None:
-        if hasattr(scene.model, "beta") or hasattr(scene.model, "coefficients"):
+    def applies(self, context: ProbeContext) -> str | None:
+        if hasattr(context.model, "beta") or hasattr(context.model, "coefficients"):
             return None
         return "the model is not one of the recall plugin's"
 
-    def readings(self, reduced: Reduced, scene: Scene) -> Iterable[Reading | Omitted]:  # noqa: ARG002
-        model: Any = scene.model
+    def readings(self, reduced: Reduced, context: ProbeContext) -> Iterable[Reading | Omitted]:  # noqa: ARG002
+        model: Any = context.model
         if hasattr(model, "beta"):
             heads = {"recall_head": list(range(1, len(model.beta) + 1))}
             yield Reading("beta", model.beta, ("recall_head",), heads)

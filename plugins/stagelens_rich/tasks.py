@@ -12,7 +12,7 @@ import torch
 from pydantic import Field, field_validator, model_validator
 from torch import Tensor
 
-from stagelens import Group, Phase, Prediction, Schedule, Task, TaskConfig, Timeline
+from stagelens import Group, Prediction, Schedule, Task, TaskConfig, Timeline, TrainingPhase
 from stagelens.base import generator
 from stagelens.experiments import Config, Floats
 from stagelens_rich import theory
@@ -140,10 +140,11 @@ class Toy(Mixed):
         first, second = (list(block.parameters()) for block in model.blocks)
         return torch.optim.SGD([{"params": second}, {"params": first, "lr": c.first_lr}], lr=c.lr)
 
-    def phases(self) -> Sequence[Phase]:
+    def phases(self) -> Sequence[TrainingPhase]:
         c = self.config
-        second = Phase("Stage II: second layer", c.steps - c.first_steps, ("blocks.1.*",))
-        return [Phase("Stage I: first layer", c.first_steps, ("blocks.0.*",)), second] if c.first_steps else [second]
+        second = TrainingPhase("Stage II: second layer", c.steps - c.first_steps, ("blocks.1.*",))
+        first = TrainingPhase("Stage I: first layer", c.first_steps, ("blocks.0.*",))
+        return [first, second] if c.first_steps else [second]
 
     def schedule(self) -> Schedule:
         return LayerwiseSchedule(log=40, even=60, first=self.config.first_steps)
@@ -262,8 +263,8 @@ class HighDim(Mixed):
         kind = torch.optim.Adam if self.config.optimizer == "adam" else torch.optim.SGD
         return kind(model.parameters(), lr=self.config.lr)
 
-    def phases(self) -> Sequence[Phase]:
-        return [Phase("Stage II: second layer", self.config.steps, ("blocks.1.*",))]
+    def phases(self) -> Sequence[TrainingPhase]:
+        return [TrainingPhase("Stage II: second layer", self.config.steps, ("blocks.1.*",))]
 
     def conserved(self, model: Any) -> Mapping[str, Tensor]:
         """The balance law is one of gradient descent, not of Adam."""

@@ -9,7 +9,7 @@ import torch
 from numpy.typing import NDArray
 
 from stagelens import Probe, Reading
-from stagelens.recording import Reduced, Scene
+from stagelens.recording import ProbeContext, Reduced
 from stagelens_probes.norms import norm, row_norms
 
 SLOPE = ".attn.alibi_slope"
@@ -24,12 +24,12 @@ class PositionNorms(Probe):
     gives = ("p", "kq", "all_p", "all_kq")
     default = False
 
-    def applies(self, scene: Scene) -> str | None:
-        found = any(name.endswith(SLOPE) for name, _ in scene.model.named_parameters())
+    def applies(self, context: ProbeContext) -> str | None:
+        found = any(name.endswith(SLOPE) for name, _ in context.model.named_parameters())
         return None if found else "the model has no learnable ALiBi slopes"
 
-    def readings(self, reduced: Reduced, scene: Scene) -> Iterable[Reading]:  # noqa: ARG002
-        parameters = dict(scene.model.named_parameters())
+    def readings(self, reduced: Reduced, context: ProbeContext) -> Iterable[Reading]:  # noqa: ARG002
+        parameters = dict(context.model.named_parameters())
         blocks = [name.removesuffix(SLOPE) for name in parameters if name.endswith(SLOPE)]
         p = torch.stack([parameters[f"{block}{SLOPE}"] for block in blocks])  # [layer, head]
         kq = torch.stack(

@@ -110,8 +110,8 @@ def test_the_chart_of_a_report_shows_every_number_of_the_timeline(task_id):
             assert {tuple(line) for line in levels} == {tuple(float(f"{y:.6g}") for y in line) for line in of_timeline}
 
 
-def assert_close(found, expected, rtol=2e-6):
-    """Six digits; null where there is no number."""
+def assert_close(found, expected, rtol=5.1e-6):
+    """Six significant digits; null where there is no number."""
     found = np.array([np.nan if one is None else one for one in found], float)
     expected = np.where(np.isfinite(np.asarray(expected, float)), np.asarray(expected, float), np.nan)
     np.testing.assert_allclose(found, expected, rtol=rtol, atol=1e-300)

@@ -60,7 +60,7 @@ def test_neither_probes_nor_their_schedule_change_the_weights(task_id, tmp_path)
     """No probe; the task's own at its own steps; the costly ones at other steps; all of them in float64."""
     unmeasured = trained(tiny_task(task_id))
     assert_same_weights(weights(reported_run(task_id)), unmeasured[-1])
-    seldom = variant(task_id, schedule=lambda self: sl.Schedule(log=0, even=2))
+    seldom = variant(task_id, schedule=lambda self: sl.Schedule(log=0, even=2, refine=1))
     costly = [name for name, ref in host().probes if not ref.default]
     measured = run_tiny(seldom, 0, tmp_path / "seldom", probes=costly, report=False)
     assert measured.timeline.steps.tolist() == [0, STEPS // 2, STEPS]

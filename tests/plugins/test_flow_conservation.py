@@ -9,7 +9,8 @@ from hypothesis import given, settings, strategies as st
 
 import stagelens as sl
 from stagelens.experiments.flow import integrate
-from stagelens_emergence.flow import ReducedConfig, ReducedFlow
+from stagelens_emergence.config import ReducedConfig
+from stagelens_emergence.flow import ReducedFlow
 from stagelens_linear_icl.tasks import LinearFlow, ProblemFlowConfig
 from stagelens_markov.flow import MarkovFlowConfig, RegressionFlow
 from stagelens_recall.flow import GradientFlow, RecallFlowConfig

@@ -32,7 +32,7 @@ PAGES = sorted([ROOT / "README.md", *ROOT.glob("docs/**/*.md"), *ROOT.glob("plug
 PAGES = [page for page in PAGES if "examples" not in page.parts]
 BLOCK = re.compile(r"^```(\w*)\n(.*?)^```", re.DOTALL | re.MULTILINE)
 QUICK = {"markov", "recall/flow", "linear-icl/flow", "my-paper"}  # tasks that a reader waits for less than a minute
-LONG = {"verify"}  # commands that take minutes whatever they are given
+LONG = {"verify", "figure"}  # commands that take minutes whatever they are given
 PLACEHOLDER = re.compile(r"\b(RUN|RUN_or_CSV|TASK|COMMAND|CHECKPOINT|DIR|PLUGIN|NAME|FILE)\b|\[")
 
 

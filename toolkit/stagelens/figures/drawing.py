@@ -135,7 +135,8 @@ def draw_predictions(axis: Axes, run: Run, name: str) -> None:
     """
     shown = [prediction for prediction in predictions_of(run) if prediction.series == name]
     steps = run.timeline.steps.astype(np.float64)
-    for kind, look in (("level", LEVEL), ("time", TIME), ("curve", THEORY)):
+    levels = draw_levels(axis, [prediction for prediction in shown if prediction.kind == "level"])
+    for kind, look in (("time", TIME), ("curve", THEORY)):
         alike = [prediction for prediction in shown if prediction.kind == kind]
         for prediction in alike:
             label = theory_label(alike) if prediction is alike[0] else None
@@ -143,12 +144,29 @@ def draw_predictions(axis: Axes, run: Run, name: str) -> None:
                 low, high = prediction.window or (-np.inf, np.inf)
                 inside = steps[(steps >= low) & (steps <= high)]
                 axis.plot(inside, prediction.expected(inside), label=label, zorder=3, **look)
-            elif kind == "level":
-                axis.axhline(prediction.expected, label=label, zorder=1, **look)
             else:
                 axis.axvline(prediction.expected, label=label, zorder=1, **look)
-    name_beside(axis, [(float(p.expected), p.name) for p in shown if p.kind == "level" and not callable(p.expected)])
+    name_beside(axis, levels)
     name_times(axis, [(float(p.expected), p.name) for p in shown if p.kind == "time" and not callable(p.expected)])
+
+
+def levels_of(run: Run) -> list[Prediction]:
+    """Returns the levels that theory predicts for the run, of all series, in the order of `predictions()`."""
+    return [prediction for prediction in predictions_of(run) if prediction.kind == "level"]
+
+
+def draw_levels(axis: Axes, levels: Sequence[Prediction], label: str | None = None) -> list[tuple[float, str]]:
+    """Draws predicted levels as dashed lines across the axis. Returns (level, name) of each, as `name_beside` takes it.
+
+        name_beside(axis, draw_levels(axis, levels_of(run)))
+
+    `label` is the one entry of all levels in the legend; None: what `theory_label` says, "": no entry.
+    """
+    found = [(float(level.expected), level.name) for level in levels if not callable(level.expected)]
+    for index, (height, _) in enumerate(found):
+        entry = theory_label(levels) if label is None else label or None
+        axis.axhline(height, label=None if index else entry, zorder=1, **LEVEL)
+    return found
 
 
 def theory_label(alike: Sequence[Prediction]) -> str:

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from stagelens.base import UsageError, place_in
 from stagelens.experiments import Batch, Group, Task, own
-from stagelens.recording.context import Loss, Scene, Site
+from stagelens.recording.context import Loss, ProbeContext, Site
 from stagelens.recording.guard import Guard, Misbehaved, ModelChanged, evaluating
 from stagelens.recording.limits import contained
 from stagelens.recording.probes import DoesNotApply, Omitted, Probe
@@ -71,7 +71,7 @@ class Recorder:
             raise UsageError("the recorder needs a batch to measure on, for example batch=tokens")
         parameter = next(model.parameters(), None)
         device = parameter.device if parameter is not None else "cpu"
-        self.scene = Scene(
+        self.context = ProbeContext(
             model,
             own(batch, device),
             groups=groups or (task.groups() if task else {}),
@@ -98,7 +98,7 @@ class Recorder:
         """Takes `probe` in, unless it says, or shows, that it does not apply."""
         try:
             with self._guard.timed(), contained():
-                reason = probe.applies(self.scene)
+                reason = probe.applies(self.context)
         except Exception as error:
             self.problems[probe.name] = self._problem(probe, error)
             return
@@ -119,10 +119,10 @@ class Recorder:
 
     def observe(self, step: float) -> Observed:
         """What the probes see now; nothing of it is recorded."""
-        scene = replace(self.scene, step=plain_step(step), output=None, loss=None)
+        context = replace(self.context, step=plain_step(step), output=None, loss=None)
         try:
             with self.looking():
-                return self._one_by_one(scene) if self._guard.suspicious else self._observe(scene, self.probes)
+                return self._one_by_one(context) if self._guard.suspicious else self._observe(context, self.probes)
         except ModelChanged:
             self.name_culprit(step)
             raise
@@ -130,31 +130,31 @@ class Recorder:
     def name_culprit(self, step: float) -> None:
         """Raises a ModelChanged that names the probe that changes the model, if one of this recorder's does."""
         with self._guard.shaken(), self.looking():
-            self._one_by_one(replace(self.scene, step=plain_step(step), output=None, loss=None))
+            self._one_by_one(replace(self.context, step=plain_step(step), output=None, loss=None))
 
-    def _observe(self, scene: Scene, probes: dict[str, Probe]) -> Observed:
+    def _observe(self, context: ProbeContext, probes: dict[str, Probe]) -> Observed:
         def failed(probe: Probe, error: Exception, site: Site | None) -> None:
             probes.pop(probe.name, None)
             self._drop(probe, error, site)
 
-        return observe(scene, probes, self.metrics, failed)
+        return observe(context, probes, self.metrics, failed)
 
-    def _one_by_one(self, scene: Scene) -> Observed:
+    def _one_by_one(self, context: ProbeContext) -> Observed:
         """What `_observe` gives, by a pass for each probe, in which it is watched."""
         try:
             with self._guard.watching():
-                values = self._observe(scene, {}).values
+                values = self._observe(context, {}).values
         except Misbehaved:
             self._guard.resign()
-            return self._observe(scene, self.probes)
+            return self._observe(context, self.probes)
         readings: dict[str, list[Reading | Omitted]] = {}
         for name, probe in list(self.probes.items()):
             try:
                 with self._guard.watching():
-                    readings |= self._observe(scene, {name: probe}).readings
+                    readings |= self._observe(context, {name: probe}).readings
             except ModelChanged as change:
                 raise ModelChanged(
-                    f"probe {name!r} {change} at step {scene.step:g}, and the training cannot go on from there; "
+                    f"probe {name!r} {change} at step {context.step:g}, and the training cannot go on from there; "
                     "mend the probe, then resume, or start anew without it"
                 ) from None
             except Misbehaved as error:
@@ -166,10 +166,10 @@ class Recorder:
 
         It must be called while some recorder is `looking`, which puts the random states back.
         """
-        scene = replace(self.scene, step=step, output=output, loss=loss)
-        with self._guard.unchanged(), evaluating(self.scene.model):
-            values = values_of(scene, self.metrics)
-            return Observed(values, {name: read(self.probes[name], {}, scene, self._drop) for name in names})
+        context = replace(self.context, step=step, output=output, loss=loss)
+        with self._guard.unchanged(), evaluating(self.context.model):
+            values = values_of(context, self.metrics)
+            return Observed(values, {name: read(self.probes[name], {}, context, self._drop) for name in names})
 
     @property
     def suspicious(self) -> bool:
@@ -185,7 +185,7 @@ class Recorder:
     @contextmanager
     def looking(self) -> Iterator[None]:
         """Without gradients, in evaluation mode, and with modes and random states left as found."""
-        with self._guard.measuring(), evaluating(self.scene.model), torch.no_grad():
+        with self._guard.measuring(), evaluating(self.context.model), torch.no_grad():
             yield
 
     def record(self, step: float, observed: Observed, scalars: Mapping[str, float | Tensor]) -> list[Reading]:
@@ -279,7 +279,7 @@ class Recorder:
         """One line: which probe, at which hook, what it raised, and where in the code of the probe or the task."""
         hooks = site.name if site else ", ".join(probe.hooks)
         hook = f" at hook {hooks!r}" if hooks else ""
-        place = place_in(error, probe, self._task, *self.scene.references.values())
+        place = place_in(error, probe, self._task, *self.context.references.values())
         reason = f"{type(error).__name__}: {' '.join(str(error).split())}"
         return f"probe {probe.name!r}{hook} failed: {reason}{f' ({place})' if place else ''}"
 

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from stagelens.timelines.crossings import first_crossing
 from stagelens.timelines.curves import average
 from stagelens.timelines.reading import is_companion
 from stagelens.timelines.timeline import Column, Timeline
@@ -60,10 +61,10 @@ def changes(codes: Floats, hold: int = HOLD) -> list[tuple[int, int, int]]:
 
 
 def half_rise(steps: NDArray[Any], values: Floats) -> float | None:
-    """When `values` [step] passed half of its rise for good, interpolated; None where it did not clearly rise.
+    """Returns the step from which on `values` [step] stay above half of their rise; None if they do not clearly rise.
 
-    It clearly rose where the median of the last three values exceeds that of the first three by half of the whole
-    range and by a fifth of the larger one's size.
+    They clearly rise if the median of the last three values exceeds that of the first three by half of the whole
+    range, and by a fifth of the larger of the two.
     """
     there = np.isfinite(values)  # a run that diverges ends in infinities
     steps, values = steps[there], values[there]
@@ -73,12 +74,7 @@ def half_rise(steps: NDArray[Any], values: Floats) -> float | None:
     rise = last - first
     if rise <= 0 or rise < 0.5 * np.ptp(values) or rise < LEAST_RISE * max(abs(first), abs(last)):
         return None
-    half = first + rise / 2
-    below = int(np.flatnonzero(values < half)[-1])
-    if below + 1 == len(values):
-        return None
-    share = (half - values[below]) / (values[below + 1] - values[below])
-    return float(steps[below] + share * (steps[below + 1] - steps[below]))
+    return first_crossing(steps, values, first + rise / 2, rising=True, lasting=True)
 
 
 def _label_changes(column: Column, steps: NDArray[Any], values: Floats) -> Iterator[tuple[float, str]]:

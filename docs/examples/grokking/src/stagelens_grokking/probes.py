@@ -23,11 +23,11 @@ class Fourier(Probe):
     gives = ("power", "concentration")
     default = False
 
-    def applies(self, scene: Any) -> str | None:
-        return None if hasattr(scene.model, "W_E") else "the model has no embedding W_E"
+    def applies(self, context: Any) -> str | None:
+        return None if hasattr(context.model, "W_E") else "the model has no embedding W_E"
 
-    def readings(self, reduced: Reduced, scene: Any) -> Iterable[Reading]:
-        power = spectrum(scene.model.W_E[:-1])  # the last token is the sign `=`
+    def readings(self, reduced: Reduced, context: Any) -> Iterable[Reading]:
+        power = spectrum(context.model.W_E[:-1])  # the last token is the sign `=`
         yield Reading("power", power, ("frequency",), {"frequency": range(1, len(power) + 1)})
         yield Reading("concentration", power.topk(min(3, len(power))).values.sum())
 
