@@ -100,7 +100,7 @@ def _parses(words: list[str]) -> None:
     for module in pkgutil.iter_modules(stagelens.cli.__path__, "stagelens.cli."):
         importlib.import_module(module.name)
     group = typer.main.get_command(app)
-    start = 2 if words[0] == "--plugin-dir" else 0
+    start = {"--plugin-dir": 2, "--allow": 2, "--no-plugins": 1}.get(words[0], 0)
     name, *rest = words[start:]
     context = group.make_context("stagelens", words[:start], resilient_parsing=True)
     command = group.get_command(context, name)

@@ -91,15 +91,14 @@ def test_local_workers_are_pinned_to_gpus_in_turn(monkeypatch, device, count, vi
 def test_each_local_worker_sees_its_own_gpu(tmp_path, monkeypatch) -> None:
     """Two workers of a machine that is said to have two GPUs; each writes the ones that its process sees to a file.
 
-    A point takes long enough for the second worker to start, so each worker does at least one of the points.
+    Each of the two points waits for the other, so each worker does one.
     """
     import torch
 
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "6,7")
-    settings = {"seen": str(tmp_path), "sleep": 0.5}
-    swept = sweep(tmp_path / "runs", {"T": [1, 2, 3, 4, 5, 6]}, settings=settings, workers=2)
-    assert len(swept.done) == 6
+    swept = sweep(tmp_path / "runs", {"T": [1, 2]}, settings={"seen": str(tmp_path), "meet": 2}, workers=2)
+    assert len(swept.done) == 2
     assert {file.read_text() for file in tmp_path.glob("seen-*")} == {"6", "7"}
 
 

@@ -210,20 +210,20 @@ def test_the_seeds_of_a_point_are_trained_as_one_unless_told_otherwise(tmp_path)
 
 
 def test_an_estimate_comes_from_finished_points_or_from_a_look_at_one(tmp_path, monkeypatch) -> None:
-    """A clock that moves only while a point sleeps: 3 s in each."""
+    """A clock that moves only while a point sleeps: half a second in each."""
     now = [0.0]
     for clock in ("monotonic", "perf_counter"):
         monkeypatch.setattr(time, clock, lambda: now[0])
     monkeypatch.setattr(time, "sleep", lambda seconds: now.__setitem__(0, now[0] + seconds))
-    plan = plan_sweep(Power, {"T": [1, 2, 4, 8]}, settings={"sleep": 3.0}, runs=tmp_path)
+    plan = plan_sweep(Power, {"T": [1, 2, 4, 8]}, settings={"sleep": 0.5}, runs=tmp_path)
     look = estimate(plan, workers=2)
     assert "look" in look.basis
-    assert look.seconds == pytest.approx(4 * 3 / 2)  # four points, two at a time
+    assert look.seconds == pytest.approx(4 * 0.5 / 2)  # four points, two at a time
     assert not plan.folder.exists()
-    sweep(tmp_path, {"T": [1, 2]}, settings={"sleep": 3.0})
+    sweep(tmp_path, {"T": [1, 2]}, settings={"sleep": 0.5})
     known = estimate(plan, workers=2)
     assert "2 finished points" in known.basis
-    assert known.seconds == pytest.approx(2 * 3 / 2)  # of the two that are missing
+    assert known.seconds == pytest.approx(2 * 0.5 / 2)  # of the two that are missing
 
 
 @pytest.mark.parametrize(
