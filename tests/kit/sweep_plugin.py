@@ -71,6 +71,38 @@ class Power(sl.Flow):
         return {"T*sqrt(d)": self.config.T * self.config.d**0.5}
 
 
+class SeeingConfig(sl.TaskConfig):
+    steps: int = 2
+    batch_size: int = 2
+    eval_size: int = 2
+    seen: str = ""  # a folder
+
+
+class Seeing(sl.Task):
+    """Writes down which GPUs its process sees."""
+
+    id = "power/seeing"
+    title = "writes down which GPUs it sees"
+    Config = SeeingConfig
+    presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {"quick": {}}
+    probes = ("weight_norms",)
+
+    def build_model(self) -> Any:
+        from stagelens.models import build_transformer
+
+        seen = os.environ.get("CUDA_VISIBLE_DEVICES", "none")
+        (Path(self.config.seen) / f"seen-{self.config.steps}").write_text(seen)
+        return build_transformer(n_layers=1, n_heads=1, d_model=4, n_ctx=4, d_vocab=3, seed=self.seed)
+
+    def sample(self, n: int, generator: Any) -> Any:
+        import torch
+
+        return torch.randint(3, (n, 4), generator=generator)
+
+    def loss(self, model: Any, batch: Any) -> Any:
+        return model(batch).square().mean()
+
+
 @sl.hookimpl
 def stagelens_register_tasks() -> list[type[Power]]:
     return [Power]

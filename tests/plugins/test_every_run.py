@@ -63,7 +63,7 @@ def test_neither_probes_nor_their_schedule_change_the_weights(task_id, tmp_path)
     seldom = variant(task_id, schedule=lambda self: sl.Schedule(log=0, even=2, refine=1))
     costly = [name for name, ref in host().probes if not ref.default]
     measured = run_tiny(seldom, 0, tmp_path / "seldom", probes=costly, report=False)
-    assert measured.timeline.steps.tolist() == [0, STEPS // 2, STEPS]
+    assert measured.timeline.steps.tolist() == [0, 1, STEPS // 2, STEPS]
     assert_same_weights(weights(measured), unmeasured[-1])
     kind = in_float64(host().task(task_id).load())
     assert_same_weights(weights(exact_run(task_id, 0)), trained(tiny_task(task_id, kind))[-1])

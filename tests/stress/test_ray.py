@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+import stagelens as sl
 from conftest import STAGELENS
 from kit.ray_cluster import cluster, installed  # noqa: F401
 from kit.swept import mortal, sweep, values  # noqa: F401
@@ -17,11 +18,13 @@ TESTS = Path(__file__).parents[1]
 
 @pytest.mark.filterwarnings("ignore")
 def test_a_point_gets_a_gpu_of_the_cluster_unless_it_asks_for_the_cpu(cluster, tmp_path) -> None:
+    from kit.sweep_plugin import Seeing
+
     for device, expected in (("auto", {"0", "1"}), ("cpu", {"", "none"})):
         seen = tmp_path / device
         seen.mkdir()
         where = {"runs": tmp_path / f"runs-{device}", "settings": {"seen": str(seen)}, "device": device}
-        swept = sweep(grid={"T": [2, 3]}, executor="ray", **where)
+        swept = sl.sweep(Seeing, {"steps": [2, 3]}, executor="ray", **where)
         assert not swept.failed and {file.read_text() for file in seen.iterdir()} <= expected
 
 
