@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from stagelens import ClaimRef, ProbeRef, TaskRef, hookimpl
+from stagelens import ClaimRef, FigureRef, ProbeRef, TaskRef, hookimpl
 
 TASKS = (
     TaskRef(
@@ -79,6 +79,33 @@ CLAIMS = tuple(
         ("S12", "recall:Circuit", "copying and selecting attention rise together with accuracy"),
     )
 )
+FIGURES = (
+    *(
+        FigureRef(name, title, task=task, preset=name)
+        for name, task, title in (
+            ("fig1", "emergence/flow", "sparse attention emerges; the plateau's length is a power law of T and d"),
+            ("fig2", "emergence/flow", "repetition shortens the plateau"),
+            ("fig6", "emergence/flow", "the loss over w and Delta a, and the flow on it"),
+            ("fig7", "emergence/flow", "early dynamics and their linearization"),
+            ("fig8", "emergence/flow", "w follows its equilibrium after the drop"),
+            ("fig9", "emergence/toy", "SGD on the toy model and the reduced flow"),
+            ("fig10", "emergence/flow", "cross-sample repetition"),
+        )
+    ),
+    FigureRef("fig11", "sharp transitions of transformers", task="emergence/regression"),
+    FigureRef("fig17", "the induction head emerges", task="emergence/recall"),
+    *(
+        FigureRef(name, title, f"stagelens_emergence.figures.transformers:lab_{name}")
+        for name, title in (
+            ("fig3", "plateau length of transformers in T, d, B and p"),
+            ("fig4", "recall emerges, later with more pairs and more tokens"),
+            ("fig5", "repetition accelerates recall; too much of it overfits (with Fig. 16)"),
+            ("fig13", "layers and heads"),
+            ("fig14", "position and feature"),
+            ("fig15", "SGD and Adam"),
+        )
+    ),
+)
 
 
 @hookimpl
@@ -94,3 +121,8 @@ def stagelens_register_probes() -> tuple[ProbeRef, ...]:
 @hookimpl
 def stagelens_register_claims() -> tuple[ClaimRef, ...]:
     return CLAIMS
+
+
+@hookimpl
+def stagelens_register_figures() -> tuple[FigureRef, ...]:
+    return FIGURES

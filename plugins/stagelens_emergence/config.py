@@ -62,8 +62,7 @@ class ReducedConfig(FlowConfig):
     p: float = Field(0.0, description="probability that the relevant token is the repeated one")
     variables: Literal[0, 2, 3] = Field(0, description="2: Eqs. 13-14; 3: Eqs. 18-21; 0: 2 if p = 0, else 3")
     scores: Literal["joint", "each"] = Field(
-        "joint",
-        description="joint: Delta a follows its own gradient (Eqs. 14, 20); each: every score does (Eq. 2)",
+        "joint", description="joint: Delta a follows its own gradient (Eqs. 14, 20); each: every score does (Eq. 2)"
     )
     w_init: float = Field(0.0, ge=-1000, le=1000, description="w at the start")
     until: Literal["time", "plateau"] = Field("time", description="plateau: the flow stops at the plateau's end")

@@ -12,12 +12,7 @@ from torch.nn.functional import cross_entropy
 from stagelens import Probe, Reading
 from stagelens.recording import Omitted, ProbeContext, Reduced, Site, layers, stack_layers, wide
 from stagelens.timelines import first_crossing
-from stagelens_emergence.data.transformers import (
-    KeyValueBatch,
-    KeyValueEvalBatch,
-    RegressionBatch,
-    answering_pair,
-)
+from stagelens_emergence.data.transformers import KeyValueBatch, KeyValueEvalBatch, RegressionBatch, answering_pair
 from stagelens_emergence.theory import PLATEAU_END
 
 PATTERN = "attn.hook_pattern"

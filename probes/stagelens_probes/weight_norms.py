@@ -49,6 +49,7 @@ class WeightNorms(Probe):
         yield Reading("norm", norms, ("parameter",), {"parameter": list(parameters)})
 
         heads = {name: p for name, p in parameters.items() if has_heads(name, p, context)}
+        heads = heads or getattr(context.model, "head_matrices", dict)()  # of a watched model: parts of its matrices
         if heads:
             per_head = torch.stack([row_norms(p) for p in heads.values()])
             yield Reading("head_norm", per_head, ("head_parameter", "head"), {"head_parameter": list(heads)})

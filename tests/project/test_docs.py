@@ -113,7 +113,7 @@ def _parses(words: list[str]) -> None:
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_the_links_of_a_page_lead_somewhere(page):
-    made = {ROOT / "docs" / "changelog.md"}  # by the site
+    made = {ROOT / "docs" / "changelog.md", ROOT / "docs" / "reference" / "rooms.md"}  # by the site
     for target in re.findall(r"\]\(([^)#\s]+)\)", page.read_text(encoding="utf-8")):
         place = (page.parent / target).resolve()
         assert "://" in target or place.exists() or place in made, target

@@ -18,7 +18,7 @@ from kit.browsing import Opened, browser  # noqa: F401
 from kit.tasks import Repeats, run
 from kit.written_runs import STEPS, measurements, staircase, write_run
 from stagelens.claims import Result, equal
-from stagelens.claims.verifying import keep
+from stagelens.claims.verifying import store
 from stagelens.experiments.batches import eval_batch
 from stagelens.experiments.prediction import score
 from stagelens.figures import loss_figure
@@ -225,7 +225,7 @@ def test_claims_are_shown_where_they_were_verified(grown):
 def test_the_claims_of_a_runs_plugin_come_as_last_verified(grown, tmp_path, monkeypatch):
     monkeypatch.setenv("STAGELENS_CACHE", str(tmp_path))
     check = equal("drops", 2, 3, "Fig. 7")
-    keep(Result("T9", grown.manifest.plugin, "drops", "Fig. 7", "differs", "quick", 1, 0.5, (check,)), tmp_path)
+    store(Result("T9", grown.manifest.plugin, "drops", "Fig. 7", "differs", "quick", 1, 0.5, (check,)), tmp_path)
     page = write_report(grown, tmp_path / "page.html").read_text()
     assert "<h2>Claims</h2>" in page and "T9" in page and "Fig. 7" in page
 

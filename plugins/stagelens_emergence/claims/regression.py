@@ -141,11 +141,7 @@ class Laws(Claim):
     def checks(self, lab: Lab) -> Iterable[Check]:
         grid = REGRESSIONS[lab.budget]
         points = law_runs(lab, grid)
-        for vary, where in (
-            (grid.vary_T, "Fig. 3 left"),
-            (grid.vary_d, "Fig. 3 left"),
-            (grid.vary_B, "Fig. 3 middle"),
-        ):
+        for vary, where in ((grid.vary_T, "Fig. 3 left"), (grid.vary_d, "Fig. 3 left"), (grid.vary_B, "Fig. 3 middle")):
             yield growing(f"plateaus at {label(vary)}", [points[data] for data in vary], learned, where)
         law = measures.law_of(points, Data._fields, learned)
         yield from measures.law_checks(law, Data._fields, 0.95, "0.76 d^1.29 T^0.80 B^-0.80, R2 0.995", "Fig. 3")

@@ -68,9 +68,7 @@ def sample_recall(
     """
     often = torch.rand(n, 1, generator=generator) < p
     query = torch.where(
-        often,
-        torch.randint(REPEATED, (n, 1), generator=generator),
-        torch.randint(tokens, (n, 1), generator=generator),
+        often, torch.randint(REPEATED, (n, 1), generator=generator), torch.randint(tokens, (n, 1), generator=generator)
     )
     value_of = torch.rand(n, tokens, generator=generator).argsort(-1)  # an injective map: one permutation per row
     if B is None:

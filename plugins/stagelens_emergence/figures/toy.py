@@ -24,6 +24,7 @@ MARKERS = ("o", "s", "^", "D", "v", "P")
 OPTIMUM: Any = {"color": "0.6", "ls": ":", "lw": 1.0, "zorder": 0.5}
 WIDE = (3.5, 3.2)  # inches of a panel of three
 LESS_WIDE = (4.2, 3.3)  # inches of a panel of two
+RIGHT: Any = {"loc": "upper left", "bbox_to_anchor": (1.0, 1.0)}  # a legend right of its panel, where no line is
 
 
 def flow_figures(run: Run) -> Mapping[str, Figure]:
@@ -93,7 +94,7 @@ def draw_fit(axis: Axes, x: Sequence[float], fit: PlateauFit, labels: Sequence[s
     axis.set(xscale="log", yscale="log", ylabel="plateau length")
     axis.set_xticks(x, [f"{value:g}" for value in x], minor=False)
     axis.set_xticks([], minor=True)
-    axis.legend(fontsize=7)
+    axis.legend(fontsize=7, **RIGHT)
 
 
 def repetition_figure(T: int) -> Figure:
@@ -211,15 +212,15 @@ def cross_sample_figure(T: int, d: int) -> Figure:
         problem = paper_flow(T, d, 1, p, variables=3)
         w, delta_a = trajectory(problem, times)
         style = line_style(index) | {"ls": "-"}
-        loss.plot(times, problem.without_repetition.loss(w, delta_a), label=f"p = {p:g}", **style)
+        loss.plot(times, problem.without_repetition.loss(w, delta_a), **style)
         weights.plot(times, w[1] / problem.norm[1], **style)
         weights.plot(times, w[0], **style | {"ls": "--"})
-        attention.plot(times, problem.attention(delta_a), **style)
+        attention.plot(times, problem.attention(delta_a), label=f"p = {p:g}", **style)
     weights.axhline(1.0, **OPTIMUM)
     weights.plot([], [], color="0.3", label="w / √(d-1)")
     weights.plot([], [], color="0.3", ls="--", label="repeated column")
     for axis, label in ((loss, "test loss, p = 0"), (weights, "fraction of the target"), (attention, "α")):
         axis.set(xlabel="time", ylabel=label)
-    loss.legend()
     weights.legend()
+    attention.legend(**RIGHT)
     return figure

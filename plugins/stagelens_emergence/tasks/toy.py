@@ -41,21 +41,9 @@ class EmergenceToy(Task):
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {
         "quick": {},
         "paper": {"T": 512, "steps": 25_000},
-        "fig9": {
-            "T": 256,
-            "d": 256,
-            "sampled": True,
-            "init_scale": 1.0,
-            "target": "gaussian",
-            "steps": 9000,
-        },
+        "fig9": {"T": 256, "d": 256, "sampled": True, "init_scale": 1.0, "target": "gaussian", "steps": 9000},
     }
-    probes: ClassVar[Sequence[str] | None] = (
-        "single_location",
-        "plateau_length",
-        "attention_sparsity",
-        "weight_norms",
-    )
+    probes: ClassVar[Sequence[str] | None] = ("single_location", "plateau_length", "attention_sparsity", "weight_norms")
 
     @property
     def dtype(self) -> torch.dtype:

@@ -30,8 +30,17 @@ def writing(path: Path) -> Iterator[Path]:
 
 
 def write_text(path: Path, text: str) -> None:
+    """Writes a text file completely or not at all."""
     with writing(path) as aside:
         aside.write_text(text, encoding="utf-8")
+
+
+def make_folder(folder: Path, advice: str, *, parents: bool = True) -> None:
+    """Makes a directory if there is none. A failure is an environment error that ends with `advice`."""
+    try:
+        folder.mkdir(parents=parents, exist_ok=True)
+    except OSError as error:
+        raise EnvironmentFault(f"cannot make {folder}: {error.strerror or error}; {advice}") from None
 
 
 def safe_name(name: str) -> str:

@@ -1,8 +1,8 @@
 """Claims: what a paper states, as code that measures it.
 
-A claim yields checks. A check is a value: what was measured, what was expected, how close counts, and where the
-paper says it. A check cannot be made without a measurement: a nan, an infinity or nothing at all is an error, so
-no claim holds because nobody looked.
+A claim yields checks. A check contains what was measured, what was expected, the tolerance, and the place in the
+paper. A check without a measurement (nan, infinity, None or an empty list) is an error, so that no claim holds without
+one.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from dataclasses import asdict, dataclass, field, replace
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from stagelens.base import StagelensError
+from stagelens.base import StagelensError, plain
 
 if TYPE_CHECKING:
     from stagelens.claims.lab import Lab
 
-BUDGETS = ("quick", "paper")  # in order: what a budget can pay for, a later one can too
+BUDGETS = ("quick", "paper")  # in increasing order
 VERDICTS = ("holds", "differs", "needs budget", "error")
 REPORTED = "reported, not judged"
 NOT_REACHED = "not reached"
@@ -36,8 +36,8 @@ class Check:
     """One comparison of a claim.
 
     `measured` and `expected` are numbers, strings, or lists of them; `tolerance` is a number in the units of
-    `measured`, or words ("3%", "strict"). `seeds` says of each seed whether the check holds there; it is empty where
-    the check is not about training from random initializations.
+    `measured`, or words ("3%", "strict"). `seeds` says for each seed whether the check holds; it is empty if the check
+    does not depend on a seed.
     """
 
     what: str
@@ -50,12 +50,12 @@ class Check:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "measured", _there(self.what, self.measured))
-        object.__setattr__(self, "expected", _plain(self.expected))
+        object.__setattr__(self, "expected", _python(self.expected))
         object.__setattr__(self, "holds", bool(self.holds))
 
     @property
     def judged(self) -> bool:
-        """Whether it could have differed."""
+        """True if the check can differ; False if it only reports a number."""
         return bool(self.expected != REPORTED)
 
     def to_dict(self) -> dict[str, Any]:
@@ -69,8 +69,8 @@ class Check:
 def close(
     what: str, measured: Value, expected: Value, tolerance: float, reference: str, *, relative: bool = True
 ) -> Check:
-    """|measured - expected| <= tolerance |expected|, or with `relative=False` <= tolerance; lists item by item."""
-    pairs = _pairs(what, _there(what, measured), _plain(expected))
+    """Checks |measured - expected| <= tolerance |expected|; with `relative=False` <= tolerance. Lists item by item."""
+    pairs = _pairs(what, _there(what, measured), _python(expected))
     near = [
         _is_number(m) and _is_number(e) and abs(m - e) <= tolerance * (abs(e) if relative else 1.0) for m, e in pairs
     ]
@@ -78,12 +78,12 @@ def close(
 
 
 def equal(what: str, measured: Value, expected: Value, reference: str) -> Check:
-    """measured = expected, exactly: for counts, names and sequences of them."""
-    return Check(what, measured, expected, "exact", reference, _plain(measured) == _plain(expected))
+    """Checks that measured = expected exactly: for counts, names and sequences of them."""
+    return Check(what, measured, expected, "exact", reference, _python(measured) == _python(expected))
 
 
 def ordered(what: str, numbers: Sequence[float | str], reference: str) -> Check:
-    """Each number is larger than the one before. Words in a number's place ("not by step 500") are in no order."""
+    """Checks that each number is larger than the one before. A word ("not reached") in place of a number fails."""
     values = _there(what, numbers)
     if len(values) < 2:
         raise NoMeasurement(f"{what}: an order needs two numbers, and there are {len(values)}")
@@ -92,19 +92,19 @@ def ordered(what: str, numbers: Sequence[float | str], reference: str) -> Check:
 
 
 def at_most(what: str, measured: Value, limit: float, reference: str) -> Check:
-    """measured <= limit; of a list, every item."""
+    """Checks that measured <= limit; of a list, every item."""
     values = _items(_there(what, measured))
     return Check(what, measured, f"<= {limit:g}", 0.0, reference, all(_is_number(v) and v <= limit for v in values))
 
 
 def at_least(what: str, measured: Value, limit: float, reference: str) -> Check:
-    """measured >= limit; of a list, every item."""
+    """Checks that measured >= limit; of a list, every item."""
     values = _items(_there(what, measured))
     return Check(what, measured, f">= {limit:g}", 0.0, reference, all(_is_number(v) and v >= limit for v in values))
 
 
 def reported(what: str, measured: Value, reference: str) -> Check:
-    """A number that belongs to the claim but is not judged. A claim needs a check that is judged beside it."""
+    """Reports a number without judging it. A claim also needs a check that is judged."""
     return Check(what, measured, REPORTED, "none", reference, True)
 
 
@@ -117,7 +117,7 @@ def reached(value: Value, words: str = NOT_REACHED, *, by: float | None = None) 
     For measurements of something that may not happen within a run, which ends at the step or time `by`. Words fail
     every numeric check, so the claim differs; without them it would be in error.
     """
-    value = _plain(value)
+    value = _python(value)
     if isinstance(value, list) and value:
         return [reached(item, words, by=by) for item in value]
     if not _lacking(value):
@@ -162,7 +162,7 @@ def per_seed(
 
 
 def in_every_seed(checks: Mapping[int, Check]) -> Check:
-    """The same check of several seeds as one: it holds where it holds in all of them; `measured` lists them."""
+    """Returns the checks of several seeds as one. It holds if all of them do; `measured` lists their values."""
     if not checks:
         raise NoMeasurement("a check over seeds has no seed")
     first = next(iter(checks.values()))
@@ -186,7 +186,7 @@ class Claim(ABC):
                 runs = lab.each_seed("mine/task", {"steps": 500})
                 yield per_seed(equal, "drops", runs, 3, "Fig. 1", of=drops)
 
-    It holds where all of its checks do. `budget` is the least that it needs: a `paper` claim is not run on `quick`.
+    It holds if all of its checks do. `budget` is the smallest that it needs: a `paper` claim is not run on `quick`.
     """
 
     id: ClassVar[str]
@@ -197,12 +197,12 @@ class Claim(ABC):
 
     @abstractmethod
     def checks(self, lab: Lab) -> Iterable[Check]:
-        """The checks, made from runs that `lab` trains or has kept. The seeds to use are `lab.seeds`."""
+        """Yields the checks, from runs that `lab` trains or has cached. The seeds to use are `lab.seeds`."""
 
 
 @dataclass(frozen=True)
 class Result:
-    """A claim with its verdict. `error` is one line; `traceback` is there when the claim raised."""
+    """A claim with its verdict. `error` is one line; `traceback` is not empty if the claim raised an exception."""
 
     id: str
     plugin: str
@@ -226,15 +226,15 @@ class Result:
 
 
 def _there(what: str, value: Value) -> Value:
-    """`value` in plain Python, or an error where it is not a measurement."""
-    value = _plain(value)
+    """Returns `value` in plain Python; raises an error if it is not a measurement."""
+    value = _python(value)
     if lacking := _lacking(value):
         raise NoMeasurement(f"{what}: a claim cannot hold without a measurement, and this one is {lacking}")
     return value
 
 
 def _pairs(what: str, measured: Value, expected: Value) -> list[tuple[Any, float]]:
-    """(measured, expected), item by item."""
+    """Returns (measured, expected), item by item."""
     ours, theirs = _items(measured), _items(expected)
     if len(ours) != len(theirs):
         raise NoMeasurement(f"{what}: measured {measured!r} and expected {expected!r} do not pair")
@@ -249,17 +249,13 @@ def _is_number(value: Value) -> bool:
     return isinstance(value, int | float)
 
 
-def _plain(value: Value) -> Value:
-    """`value` as JSON knows it: numpy's numbers and arrays become Python's."""
-    if hasattr(value, "tolist"):
-        value = value.tolist()
-    if isinstance(value, Sequence) and not isinstance(value, str):
-        return [_plain(item) for item in value]
-    return value
+def _python(value: Value) -> Value:
+    """Returns `value` without numpy's types; nan stays, because it is an error."""
+    return plain(value, keep_nan=True)
 
 
 def _lacking(value: Value) -> str:
-    """What is wrong with a measured value; empty where nothing is."""
+    """Returns what is wrong with a measured value; empty if nothing is."""
     if isinstance(value, list):
         return next(filter(None, map(_lacking, value)), "") if value else "empty"
     if isinstance(value, str):

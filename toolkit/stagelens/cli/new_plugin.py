@@ -19,7 +19,7 @@ def new_plugin(
 ) -> None:
     """Write a working plugin to start from.
 
-    It has a task, a probe, a claim and their tests.
+    It has a task, a probe, a claim, a figure and their tests.
 
     Example: stagelens new-plugin my-paper && pip install -e my-paper && stagelens run my-paper
     """

@@ -12,6 +12,7 @@ from .drawing import (
     levels_of as levels_of,
     predictions_of as predictions_of,
     shade_stages as shade_stages,
+    theory_curve as theory_curve,
     theory_label as theory_label,
     title_of as title_of,
     x_label as x_label,

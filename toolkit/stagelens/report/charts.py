@@ -1,13 +1,13 @@
-"""Charts: the data behind the interactive pictures of a page. `templates/chart.js` draws them.
+"""Charts: the data of the interactive figures in an HTML report. `templates/chart.js` draws them.
 
 A chart is a plain dict:
 
-    alignments  [{name, label, problem}]   the axes to choose from; `problem` says why one cannot be had
-    axes        {key: {alignment: [x]}}    places of the points, shared by all traces with that key
+    alignments  [{name, label, problem}]   the axes to choose from; `problem` says why one is impossible
+    axes        {key: {alignment: [x]}}    positions of the points, shared by all traces with that key
     series      [{name, title, labels, traces, levels}]
-    log         whether steps are better seen on a log axis
+    log         True if steps are drawn on a log axis
     marks       {alignment: [{start, end, at, name}]}   transitions, drawn behind everything
-    times       {alignment: [{at, name, series}]}       theory's times; beyond the run only on axes that go on there
+    times       {alignment: [{at, name, series}]}       predicted times; after the end of the run only on unbounded axes
     events      {alignment: [{at, what, series}]}       the probes' events
 
 A trace is `{name, axis, y, colour, dash, step, low, high, faint, theory}`; `y`, `low`, `high` are lists, or dicts of
@@ -24,8 +24,8 @@ import numpy as np
 
 from stagelens.base import UsageError
 from stagelens.comparing import ALIGNMENTS, UNBOUNDED, Member
-from stagelens.figures import COLOURS, DASHES
-from stagelens.timelines import CHANCE, average, is_companion, places, probe_events
+from stagelens.figures import COLOURS, DASHES, theory_curve
+from stagelens.timelines import chance_levels, is_companion, lines_of, probe_events
 
 if TYPE_CHECKING:
     from stagelens.comparing import AlignedRuns, Curve
@@ -38,7 +38,7 @@ Chart = dict[str, Any]
 
 
 def run_chart(run: Run, predictions: Sequence[Prediction] = ()) -> Chart | None:
-    """Every series of `run` with its stages, events and what theory says; None where nothing was measured yet."""
+    """Returns every series of `run` with stages, events and predictions; None if nothing was measured yet."""
     if not len(run.timeline.steps):
         return None
     member = Member.of(run, None, 1)
@@ -74,7 +74,7 @@ def run_chart(run: Run, predictions: Sequence[Prediction] = ()) -> Chart | None:
 
 
 def comparison_chart(comparison: AlignedRuns) -> Chart:
-    """The curves of `comparison` on every axis that its runs can be put on."""
+    """Returns the curves of `comparison` on every axis that is possible for all of its runs."""
     members = [member for group in comparison.groups for member in group.members]
     _, alignments = _axes(members, {name: comparison.x_label_by(name) for name in ALIGNMENTS})
     possible = [a["name"] for a in alignments if not a["problem"]]
@@ -99,7 +99,7 @@ def comparison_chart(comparison: AlignedRuns) -> Chart:
 
 
 def _axes(members: Sequence[Member], labels: dict[str, str]) -> tuple[list[dict[str, Any]], list[dict[str, str]]]:
-    """Each member's steps on every axis, and the axes; one that a member cannot be put on carries the reason."""
+    """Returns the steps of each member on every axis, and the axes; `problem` is the reason if one is impossible."""
     axes: list[dict[str, Any]] = [{} for _ in members]
     alignments = []
     for name, label in ALIGNMENTS.items():
@@ -114,16 +114,11 @@ def _axes(members: Sequence[Member], labels: dict[str, str]) -> tuple[list[dict[
 
 
 def _run_series(run: Run, name: str, predictions: Sequence[Prediction]) -> dict[str, Any]:
-    """One series of a run: a line for each place along its dims, and theory over it."""
-    column, values = run.timeline.column(name), run.timeline.series(name)
-    rule = ""
-    if column.size > MOST_TRACES:
-        column, values, rule = average(column, values)
-    flat, labels = values.reshape(len(values), -1), places(column)
+    """Returns one series of a run: a trace for each of its numbers, and what theory predicts."""
+    lines = lines_of(run.timeline, name, MOST_TRACES)
     traces = [
-        _look(index)
-        | {"name": label or name, "axis": "run", "y": _rounded(flat[:, index]), "step": bool(column.labels)}
-        for index, label in enumerate(labels)
+        _look(index) | {"name": label or name, "axis": "run", "y": _rounded(values), "step": bool(lines.column.labels)}
+        for index, (label, values) in enumerate(zip(lines.labels, lines.values.T, strict=True))
     ]
     traces += _chance_traces(run, name)
     about = [p for p in predictions if p.series == name]
@@ -131,36 +126,27 @@ def _run_series(run: Run, name: str, predictions: Sequence[Prediction]) -> dict[
     levels = [{"y": float(p.expected), "name": p.name} for p in about if p.kind == "level" and not callable(p.expected)]
     return {
         "name": name,
-        "title": f"{name} ({rule})" if rule else name,
-        "labels": list(column.labels),
+        "title": f"{name} ({lines.rule})" if lines.rule else name,
+        "labels": list(lines.column.labels),
         "traces": traces,
         "levels": levels,
     }
 
 
 def _chance_traces(run: Run, name: str) -> list[dict[str, Any]]:
-    """A thin line at the chance level of `name`, or one for each layer whose level differs."""
-    if f"{name}{CHANCE}" not in run.timeline:
-        return []
-    values = run.timeline.series(f"{name}{CHANCE}")
-    levels = np.unique(values.reshape(len(values), -1), axis=1)  # [step, level]
+    """Returns a thin line at each chance level of `name`; layers may differ in theirs."""
     look = {"colour": "#777777", "dash": "dot", "faint": True, "axis": "run", "step": False, "name": "chance"}
-    return [look | {"y": _rounded(level)} for level in levels.T]
+    return [look | {"y": _rounded(level)} for level in chance_levels(run.timeline, name).T]
 
 
 def _theory_trace(prediction: Prediction, run: Run) -> dict[str, Any]:
-    assert callable(prediction.expected)
-    steps = run.timeline.steps.astype(np.float64)
-    low, high = prediction.window or (-np.inf, np.inf)
-    curve = np.full(len(steps), np.nan)
-    inside = (steps >= low) & (steps <= high)
-    curve[inside] = prediction.expected(steps[inside])
+    curve = theory_curve(prediction, run.timeline.steps)
     look = {"colour": "#000000", "dash": "dash", "theory": True}
     return look | {"name": f"theory: {prediction.name}", "axis": "run", "y": _rounded(curve), "step": False}
 
 
 def _by_alignment(drawn: dict[str, Curve]) -> dict[str, Any]:
-    """The middle of each curve by alignment, and with more than one seed its spread."""
+    """Returns the mean of each curve by alignment and, with more than one seed, its spread."""
     found: dict[str, Any] = {"y": _once({name: _rounded(curve.middle) for name, curve in drawn.items()})}
     if any(len(curve.seeds) > 1 and not curve.series.labels for curve in drawn.values()):
         found["low"] = _once({name: _rounded(curve.low) for name, curve in drawn.items()})
@@ -169,7 +155,7 @@ def _by_alignment(drawn: dict[str, Curve]) -> dict[str, Any]:
 
 
 def _axis(axes: dict[str, Any], places: dict[str, Any]) -> str:
-    """The key of `places` (by alignment) in `axes`; most curves of a comparison share theirs."""
+    """Returns the key of `places` (by alignment) in `axes`. Most curves of a comparison share one."""
     rounded = {name: _rounded(x) for name, x in places.items()}
     known = next((key for key, axis in axes.items() if axis == rounded), str(len(axes)))
     axes.setdefault(known, rounded)
@@ -177,7 +163,7 @@ def _axis(axes: dict[str, Any], places: dict[str, Any]) -> str:
 
 
 def _once(values: dict[str, list[float | None]]) -> Any:
-    """`values` by alignment, or one list if they are the same on every axis."""
+    """Returns `values` by alignment, or one list if they are the same on every axis."""
     first, *others = values.values()
     return first if all(other == first for other in others) else values
 
@@ -198,13 +184,13 @@ def _look(index: int) -> dict[str, Any]:
 
 
 def _ordered(run: Run) -> list[str]:
-    """The run's series, its metric first."""
+    """Returns the series of the run, its metric first."""
     metric = run.manifest.metric
     names = [name for name in run.timeline if not is_companion(name, run.timeline)]
     return sorted(names, key=lambda name: name != metric)
 
 
 def _rounded(values: Any) -> list[float | None]:
-    """Six digits are more than a screen shows, and keep the page small."""
+    """Returns `values` with six digits, which keeps the file small; None for nan and infinity."""
     numbers: list[float] = np.asarray(values, dtype=np.float64).tolist()
     return [float(f"{number:.6g}") if math.isfinite(number) else None for number in numbers]
