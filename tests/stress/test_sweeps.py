@@ -17,8 +17,8 @@ import stagelens as sl
 from kit.tasks import Repeats
 from kit.victims import difference, leavings
 from stagelens.base.errors import StagelensError
+from stagelens.runs import is_being_written
 from stagelens.runs.manifest import load_manifest
-from stagelens.runs.run import is_being_written
 
 COMMAND = "pytest tests/stress/test_sweeps.py"
 GRID = {"heads": [1, 2, 4]}

@@ -35,7 +35,7 @@ from kit.victims import (  # noqa: F401
 from stagelens.base.errors import UsageError
 from stagelens.recording.guard import ModelChanged, resident
 from stagelens.recording.limits import MEMORY_LIMIT, TIME_LIMIT, armed, contained
-from stagelens.runs.run import is_being_written
+from stagelens.runs import is_being_written
 from stagelens.runs.store import read_measurements
 
 pytestmark = pytest.mark.slow

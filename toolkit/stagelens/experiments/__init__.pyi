@@ -4,6 +4,7 @@ from .config import (
     FlowConfig as FlowConfig,
     TaskConfig as TaskConfig,
     as_settings as as_settings,
+    first_error as first_error,
     make_config as make_config,
     text_of as text_of,
     validate as validate,

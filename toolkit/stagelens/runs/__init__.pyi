@@ -1,6 +1,15 @@
 from .checkpoint import check_size as check_size
 from .defects import defect_of as defect_of, defects_in as defects_in
-from .lock import held as held
+from .folders import (
+    POINTS as POINTS,
+    SWEEP_FILE as SWEEP_FILE,
+    SWEEPS as SWEEPS,
+    catalogue as catalogue,
+    load as load,
+    points_of as points_of,
+    runs_folder as runs_folder,
+)
+from .lock import LOCK as LOCK, held as held, is_being_written as is_being_written
 from .manifest import (
     DETECTOR as DETECTOR,
     FILE as FILE,
@@ -17,5 +26,5 @@ from .placing import (
     replacing as replacing,
     taken_up as taken_up,
 )
-from .run import Run as Run, catalogue as catalogue, load as load, points_of as points_of, runs_folder as runs_folder
+from .run import Run as Run
 from .store import Store as Store, read_measurements as read_measurements

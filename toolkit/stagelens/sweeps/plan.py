@@ -16,12 +16,11 @@ from typing import Any
 from stagelens.base import StagelensError, UsageError, content_name, unknown
 from stagelens.experiments import Config, Experiment, Task, as_settings, make_config
 from stagelens.host import Host, make_host
-from stagelens.runs import defects_in, free_name, held, load_manifest, runs_folder
+from stagelens.runs import POINTS, defects_in, free_name, held, load_manifest, runs_folder
 from stagelens.sweeps.executors import Job
 from stagelens.sweeps.grid import Grid, make_grid
 from stagelens.training import resolve_task
 
-POINTS = "points"  # where `runs.points_of` looks for them
 ASIDE = {"defective": ".defective", "other": ".other"}  # added to a point's name, by its status: it is run again
 MOST_POINTS = 10_000  # a sweep of more asks whether that is meant
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from stagelens.base import EnvironmentFault, UsageError, content_name, noting
 from stagelens.experiments import Experiment
-from stagelens.runs import Run
+from stagelens.runs import SWEEP_FILE, SWEEPS, Run
 from stagelens.sweeps.executors import Executor, make_executor
 from stagelens.sweeps.laws import Law, fit_law
 from stagelens.sweeps.measures import Measure, Measured, parse_measure
@@ -47,8 +47,6 @@ __all__ = [
     "plan_sweep",
     "sweep",
 ]
-
-SWEEPS, FILE = "sweeps", "sweep.json"  # where `runs.points_of` looks for them
 
 
 @dataclass(frozen=True)
@@ -318,7 +316,7 @@ class Sweep:
             self.table.to_parquet(aside, index=False)
         with noting(self.noted, "figures"):
             write_sweep_figures(self, self.folder / "figures")
-        save_sealed(self.folder / FILE, self.to_dict())
+        save_sealed(self.folder / SWEEP_FILE, self.to_dict())
 
     def to_dict(self) -> dict[str, Any]:
         """What `stagelens sweep --json` prints."""
