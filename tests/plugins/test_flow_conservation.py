@@ -9,9 +9,12 @@ from hypothesis import given, settings, strategies as st
 
 import stagelens as sl
 from stagelens.experiments.flow import integrate
-from stagelens_emergence.flow import ReducedConfig, ReducedFlow
-from stagelens_linear_icl.tasks import LinearFlow, ProblemFlowConfig
-from stagelens_markov.flow import MarkovFlowConfig, RegressionFlow
+from stagelens_emergence.config import ReducedConfig
+from stagelens_emergence.flow import ReducedFlow
+from stagelens_linear_icl.config import ProblemFlowConfig
+from stagelens_linear_icl.flow import LinearFlow
+from stagelens_markov.config import MarkovFlowConfig
+from stagelens_markov.flow import RegressionFlow
 from stagelens_recall.flow import GradientFlow, RecallFlowConfig
 from stagelens_recall.theory import conserved as recall_conserved, head_start
 from stagelens_rich.flow import RichFlow, RichFlowConfig

@@ -21,7 +21,7 @@ from stagelens.experiments.config import make_config
 from stagelens.experiments.training import Training
 from stagelens.recording.context import Site
 from stagelens.recording.probes import Omitted
-from stagelens_emergence.regression import Regression
+from stagelens_emergence.tasks.regression import Regression
 from stagelens_probes.curvature import extreme_eigenvalues, hessian_operator
 from stagelens_probes.head_ablation import HeadAblation
 

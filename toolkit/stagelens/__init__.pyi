@@ -13,7 +13,7 @@ from .experiments import (
     TrainingPhase as TrainingPhase,
 )
 from .hookspecs import hookimpl as hookimpl
-from .host import ClaimRef as ClaimRef, ProbeRef as ProbeRef, TaskRef as TaskRef
+from .host import ClaimRef as ClaimRef, FigureRef as FigureRef, ProbeRef as ProbeRef, TaskRef as TaskRef
 from .models import fast as fast
 from .recording import Probe as Probe, Recorder as Recorder, probe as probe
 from .report import Comparison as Comparison, compare as compare

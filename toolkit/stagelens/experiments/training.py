@@ -5,7 +5,7 @@ from __future__ import annotations
 import fnmatch
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.optim import Optimizer
@@ -15,6 +15,9 @@ from stagelens.base import EnvironmentFault, UsageError, derive, seed_everywhere
 from stagelens.experiments.finite import FirstBad
 from stagelens.experiments.flow import Diverged
 from stagelens.experiments.task import Batch, Task, TrainingPhase
+
+if TYPE_CHECKING:
+    from transformer_lens import HookedRootModule
 
 SMALLER = "try a smaller lr, or clip=1"  # what to do about a loss that diverged
 
@@ -137,6 +140,34 @@ class Training:
             self.scheduler.step(loss.item())
         else:
             self.scheduler.step()
+
+
+def trained(
+    task: Task, device: torch.device | str = "cpu", watch: Callable[[int, Any], None] | None = None
+) -> HookedRootModule:
+    """Returns the model of `task` after all of its training steps, in evaluation mode. Nothing is written to disk.
+
+        model = trained(MyTask(MyConfig(steps=200), seed=0))
+
+    `watch` is called with (step, model) before the first step and after each step; the model is then in evaluation
+    mode and no graph is recorded. Random states outside are left as they were.
+    Raises `Diverged` if the loss is not finite at some step.
+    """
+
+    def show(step: int) -> None:
+        if watch is not None:
+            with torch.no_grad():
+                watch(step, training.model.eval())
+
+    with untouched_rng(), torch.enable_grad():
+        training = Training(task, device)
+        show(0)
+        for step in range(task.config.steps):
+            training.advance(step)
+            show(step + 1)
+        training.check()
+    model: HookedRootModule = training.model.eval()
+    return model
 
 
 def fused(optimizer: Optimizer) -> Optimizer:

@@ -146,6 +146,7 @@ def load_manifest(folder: Path) -> Manifest:
 
 
 def this_process() -> dict[str, Any]:
+    """Returns the id of this process and the name of its machine, as a manifest stores them."""
     return {"process": os.getpid(), "host": socket.gethostname()}
 
 

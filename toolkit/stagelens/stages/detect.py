@@ -24,6 +24,8 @@ AxisName = Literal["auto", "linear", "log"]
 
 @dataclass(frozen=True)
 class Stage:
+    """A plateau or a transition of a curve."""
+
     kind: Literal["plateau", "transition"]
     start: float  # in steps, as are end and at
     end: float

@@ -17,36 +17,10 @@ from stagelens.runs import SWEEP_FILE, SWEEPS, Run
 from stagelens.sweeps.executors import Executor, make_executor
 from stagelens.sweeps.laws import Law, fit_law
 from stagelens.sweeps.measures import Measure, Measured, parse_measure
-from stagelens.sweeps.plan import (
-    MOST_POINTS,
-    POINTS,
-    Point,
-    SweepPlan,
-    check_columns,
-    column_value,
-    parse_columns,
-    plan_sweep,
-    setting_at,
-)
+from stagelens.sweeps.plan import Point, SweepPlan, check_columns, column_value, parse_columns, plan_sweep, setting_at
 
 if TYPE_CHECKING:
     import pandas
-
-__all__ = [
-    "MOST_POINTS",
-    "POINTS",
-    "Point",
-    "Sweep",
-    "SweepPlan",
-    "Tally",
-    "Watch",
-    "check_columns",
-    "execute",
-    "gather",
-    "parse_columns",
-    "plan_sweep",
-    "sweep",
-]
 
 
 @dataclass(frozen=True)
