@@ -16,6 +16,7 @@ from .manifest import (
     FILE as FILE,
     VECTORIZED as VECTORIZED,
     Manifest as Manifest,
+    Status as Status,
     load_manifest as load_manifest,
     this_process as this_process,
     versions as versions,

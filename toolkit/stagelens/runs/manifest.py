@@ -43,6 +43,7 @@ def _each(*kinds: type) -> AfterValidator:
     return AfterValidator(check)
 
 
+Status = Literal["running", "finished", "interrupted", "failed"]
 Integer = Annotated[int, AfterValidator(_bounded)]
 Number = Annotated[int | float, AfterValidator(_bounded)]
 Texts = Annotated[list[str], Field(fail_fast=True)]
@@ -89,7 +90,7 @@ class Manifest:
     stage_names: Texts = field(default_factory=list)
     device: str = "cpu"
     threads: Integer = 1
-    status: Literal["running", "finished", "interrupted", "failed"] = "running"
+    status: Status = "running"
     step: Number = 0
     error: str = ""
     seconds: Number = 0.0

@@ -28,6 +28,7 @@ from stagelens.runs import (
     FILE,
     Manifest,
     Run,
+    Status,
     Store,
     held,
     taken_up,
@@ -48,7 +49,8 @@ class Writer:
     def __init__(self, run: Run, host: Host) -> None:
         self.run, self.host = run, host
         self.folder, self.manifest = run.folder, run.manifest
-        self.status, self.error = "failed", ""
+        self.status: Status = "failed"
+        self.error = ""
 
     @contextmanager
     def recording(self, experiment: Experiment | None = None) -> Iterator[Store]:
