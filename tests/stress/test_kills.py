@@ -35,7 +35,7 @@ def moments(changes: list[str], *parts: str) -> list[int]:
 AIMED = {  # kind: (function to die in, most calls), and what the files are called that are written at such a moment
     "a step": (
         [
-            "stagelens.experiments.training:Training._step_scheduler",
+            "stagelens.experiments.training:step_scheduler",
             "stagelens.experiments.training:Training._loss_function",
         ],
         (),

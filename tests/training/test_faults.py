@@ -72,7 +72,7 @@ def test_killed_at_a_change_on_the_disk_and_resumed_it_is_the_same(part, victims
 @pytest.mark.parametrize(
     "at",
     [
-        KillAt("stagelens.experiments.training:Training._step_scheduler", 20),
+        KillAt("stagelens.experiments.training:step_scheduler", 20),
         KillAt("stagelens.runs.store:Store._row", 7),
     ],
     ids=str,
