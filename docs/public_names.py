@@ -30,7 +30,7 @@ def names_in(room: str) -> dict[str, str]:
     found = {}
     for node in ast.parse((TOOLKIT / room / "__init__.pyi").read_text(encoding="utf-8")).body:
         if isinstance(node, ast.ImportFrom) and node.module:
-            source = (TOOLKIT / room / f"{node.module}.py").read_text(encoding="utf-8")
+            source = (TOOLKIT / room / f"{node.module.replace(chr(46), chr(47))}.py").read_text(encoding="utf-8")
             found |= {alias.name: _described(source, alias.name) for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
             for alias in node.names:

@@ -20,7 +20,7 @@ from stagelens.timelines import first_crossing
 from stagelens_linear_icl import theory
 from stagelens_linear_icl.config import ProblemFlowConfig
 from stagelens_linear_icl.data import RegressionMoments
-from stagelens_linear_icl.losses import as_heads, as_pairs, gradients, loss_of, rates, sharpness
+from stagelens_linear_icl.losses import Pairs, as_heads, as_pairs, gradients, loss_of, rates, sharpness
 from stagelens_linear_icl.model import HeadWeights, product, stack
 from stagelens_linear_icl.probes import component_readings, learned
 
@@ -85,16 +85,17 @@ def gradient_flow(
     """Integrates Eq. 24 or 45 for one seed. Returns v [T, H], k and q [T, H, R, D] at `times` [T], in units of tau."""
     H, R, D = weights.k.shape
     ends = [H, H + H * R * D]
+    cross, second = moments.cross.numpy(), moments.second.numpy()
 
-    def unflatten(flat: Any) -> HeadWeights:
+    def pairs(flat: Any) -> Pairs:
         v, k, q = np.split(flat, ends, axis=-1)  # [..., weight]
-        shape = (*v.shape[:-1], H, R, D)
-        return HeadWeights(v, k.reshape(shape), q.reshape(shape))
+        shape = (*flat.shape[:-1], H * R, D)
+        return v.repeat(R, axis=-1), k.reshape(shape), q.reshape(shape)
 
     def rate(_: float, flat: Any) -> Any:
-        dv, dk, dq = rates(unflatten(flat), moments)
-        shape = (*dv.shape[:-1], -1)
-        return np.concatenate([dv, dk.reshape(shape), dq.reshape(shape)], axis=-1)
+        dv, dk, dq = gradients(pairs(flat), R, cross, second)
+        shape = (*flat.shape[:-1], -1)
+        return np.concatenate([dv[..., ::R], dk.reshape(shape), dq.reshape(shape)], axis=-1)
 
     def jacobian(time: float, flat: Floats) -> Floats:
         """Returns the exact Jacobian by one call with an imaginary step, because a rate is a polynomial."""
@@ -104,7 +105,7 @@ def gradient_flow(
 
     start = np.concatenate([part.ravel() for part in weights])
     ways: dict[str, Any] = {"jac": jacobian} if len(start) <= MAX_STIFF else {"method": "RK45"}
-    return unflatten(solve(rate, start, times, rtol=rtol, atol=atol, **ways).states)
+    return as_heads(pairs(solve(rate, start, times, rtol=rtol, atol=atol, **ways).states), R)
 
 
 @dataclass(frozen=True)
@@ -143,9 +144,9 @@ class WeightPath:
         return int(np.abs(v[:, None] * (k @ e) * (q @ e)).sum(-1).argmax())
 
 
-def flow_path(problem: theory.Problem, times: Floats, seed: int | None = None, rtol: float = 1e-8) -> WeightPath:
-    """Integrates the gradient flow from the start of `seed`, by default the run's seed."""
-    weights = gradient_flow(problem.start(seed), problem.population, times, rtol, rtol * 1e-3)
+def flow_path(problem: theory.Problem, start: HeadWeights, times: Floats, rtol: float = 1e-8) -> WeightPath:
+    """Integrates the gradient flow of the population loss from `start`."""
+    weights = gradient_flow(start, problem.population, times, rtol, rtol * 1e-3)
     return WeightPath(problem, times, loss_of(product(weights), problem.population), weights)
 
 

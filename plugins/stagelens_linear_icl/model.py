@@ -94,17 +94,18 @@ class RegressionAttention(nn.Module):
         q = self.hook_q(torch.einsum("nqd,hed->nqhe", asked, W_Q))
         k = self.hook_k(torch.einsum("nkd,hed->nkhe", tokens, W_K))
         v = self.hook_v(torch.einsum("nkd,hd->nkh", tokens, W_V)[..., None])
-        own_k, own_v = k[:, -1:], v[:, -1:]  # a query is its own last key
-        if self.every:  # earlier tokens show their y to later queries, but not to themselves
-            own_k = torch.einsum("nqd,hed->nqhe", asked, W_K)  # [batch, query, head, D+1]
-            own_v = torch.einsum("nqd,hd->nqh", asked, W_V)[..., None]  # [batch, query, head, 1]
-
-        itself = torch.eye(n, dtype=torch.bool, device=tokens.device)[-n_query:]  # [query, key]
-        own_scores = torch.einsum("nqhe,nqhe->nhq", q, own_k)[..., None]
-        pattern = self._pattern(torch.where(itself, own_scores, torch.einsum("nqhe,nkhe->nhqk", q, k)))
-        own_weight = pattern.diagonal(n - n_query, dim1=-2, dim2=-1)  # [batch, head, query]
-        z = torch.einsum("nhqk,nkhe->nqhe", pattern.masked_fill(itself, 0.0), v)
-        z = z + torch.einsum("nhq,nqhe->nqhe", own_weight, own_v)
+        scores = torch.einsum("nqhe,nkhe->nhqk", q, k)
+        if not self.every:
+            z = torch.einsum("nhqk,nkhe->nqhe", self._pattern(scores), v)
+        else:  # a token shows its y to later queries, but not to itself: its own key and value are those of (x, 0)
+            own_k = torch.einsum("nqd,hed->nqhe", asked, W_K)
+            own_v = torch.einsum("nqd,hd->nqh", asked, W_V)[..., None]
+            itself = torch.eye(n, dtype=torch.bool, device=tokens.device)[-n_query:]  # [query, key]
+            own_scores = torch.einsum("nqhe,nqhe->nhq", q, own_k)[..., None]
+            pattern = self._pattern(torch.where(itself, own_scores, scores))
+            own_weight = pattern.diagonal(n - n_query, dim1=-2, dim2=-1)  # [batch, head, query]
+            z = torch.einsum("nhqk,nkhe->nqhe", pattern.masked_fill(itself, 0.0), v)
+            z = z + torch.einsum("nhq,nqhe->nqhe", own_weight, own_v)
         prediction: Tensor = self.hook_z(z).sum((2, 3))
         return prediction
 

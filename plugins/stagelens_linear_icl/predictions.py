@@ -45,7 +45,7 @@ class FlowReference(WeightPath):
     @classmethod
     def of(cls, problem: theory.Problem, end: float) -> FlowReference:
         """Integrates the flow until time `end`, in units of tau."""
-        path = flow_path(problem, recording_times(end, log=800), rtol=1e-7)
+        path = flow_path(problem, problem.start(), recording_times(end, log=800), rtol=1e-7)
         return cls(problem, path.times, path.loss, path.weights)
 
     def drop_time(self, d: int) -> float | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any, ClassVar
 
 import numpy as np
@@ -102,16 +102,15 @@ class RegressionFlow(Flow):
 
     def events(self) -> Sequence[Event]:
         """Returns `feature j learned` (half of its loss is gone) and `heads part` (one leaves the common path)."""
-        learned = [self._half_learned(j) for j in range(self.config.h)]
-        if self.symmetric:
-            return learned
-        return [*learned, Event("heads part", lambda _, x: deviation(x) - PARTED, terminal=False, direction=1)]
+        happens: Any = {"terminal": False, "direction": 1}
+        learned = [
+            Event(f"feature {j + 1} learned", partial(self._beyond_half, j), **happens) for j in range(self.config.h)
+        ]
+        parting = [Event("heads part", lambda _, state: deviation(state) - PARTED, **happens)]
+        return learned if self.symmetric else learned + parting
 
-    def _half_learned(self, j: int) -> Event:
-        def beyond_half(_: float, state: State) -> float:
-            return float(self.learned(state)[j]) - HALF
-
-        return Event(f"feature {j + 1} learned", beyond_half, terminal=False, direction=1)
+    def _beyond_half(self, j: int, time: float, state: State) -> float:  # noqa: ARG002
+        return float(self.learned(state)[j]) - HALF
 
     def predictions(self) -> Sequence[Prediction]:
         return plateau_levels(self.scales, self.config.noise, self.learnable)

@@ -64,8 +64,8 @@ class MinimalAttention(nn.Module):
 def row_lookup(table: Tensor, tokens: Tensor) -> Tensor:
     """Returns table[h, p, tokens[b, p]], [batch, head, position, column].
 
-    `table` is [head, position, token, column] and `tokens` [batch, position]. One `index_select` on the flattened
-    table is several times faster than indexing with three tensors, forward and backward.
+    `table` is [head, position, token, column] and `tokens` [batch, position]. With its gradient, `index_select` on the
+    flattened table is about three times as fast as indexing with three tensors (one core, the quick preset's size).
     """
     rows = _row_numbers(table, tokens)  # [batch, head, position]
     return table.flatten(0, 2).index_select(0, rows.flatten()).view(*rows.shape, table.shape[-1])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any, ClassVar
 
 import torch
@@ -94,15 +94,13 @@ class OnTheChain(Task):
     def references(self) -> Mapping[str, Reference]:
         """Returns Eq. 3's predictors, which know I(1), then I(1) and I(2), ..., or models trained on such a context."""
         c = self.config
+        known: dict[str, Reference] = {}
         if c.compare == "chain":
-            known = {f"A*_1:{i}": self._knows(i) for i in range(1, c.h + 1)}
+            known = {f"A*_1:{i}": partial(log_probabilities, self.process, first=i) for i in range(1, c.h + 1)}
         else:
             key = "context" if c.compare == "contexts" else "window"
             known = {f"c={lags}": self._learns(key, lags) for lags in c.contexts}
         return {name: self._shaped(predict) for name, predict in known.items()}
-
-    def _knows(self, first: int) -> Reference:
-        return lambda batch: log_probabilities(self.process, batch, first)
 
     def _learns(self, key: str, lags: int) -> Reference:
         """Returns the same model, trained on the same batches for as many steps, but restricted to `lags` lags."""

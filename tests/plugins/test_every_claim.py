@@ -12,7 +12,7 @@ import stagelens_linear_icl.claims.main
 import stagelens_linear_icl.claims.measures
 import stagelens_linear_icl.claims.variations
 import stagelens_linear_icl.flow
-import stagelens_rich.claims
+import stagelens_rich.flow
 from stagelens.claims import Check, at_least, close, equal, ordered, reached, reported
 from stagelens.claims.lab import Lab
 from stagelens.claims.verifying import choose, verify_claim
@@ -58,13 +58,12 @@ def nothing_happens(monkeypatch):
     linear, variations, rich = (
         stagelens_linear_icl.claims.measures,
         stagelens_linear_icl.claims.variations,
-        stagelens_rich.claims,
+        stagelens_rich.flow,
     )
     brief = {**linear.LONG, "steps": 400}
     for module in (linear, stagelens_linear_icl.claims.main, variations):
         monkeypatch.setattr(module, "LONG", brief)
-    for module in (linear, stagelens_linear_icl.flow):
-        monkeypatch.setattr(module, "first_crossing", lambda *_, **__: None)
+    monkeypatch.setattr(stagelens_linear_icl.flow, "first_crossing", lambda *_, **__: None)
     linear.small_starts.cache_clear()
     monkeypatch.setattr(variations, "RANKS", dict.fromkeys(variations.RANKS, 400))
     monkeypatch.setattr(rich, "solved_times", lambda **_: PhaseTimes(None, None, None, None))

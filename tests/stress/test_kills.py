@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import json
 import os
-import random
 import signal
 import time
 
 import pytest
 from table import record
 
+import kit.chance
 import stagelens as sl
 from kit.victims import NAMED, KillAt, Plan, command, difference, leavings, said, watch
 
 COMMAND = "pytest tests/stress/test_kills.py"
-chance = random.Random(12)
+chance = kit.chance.chance("kills")
 
 
 @pytest.fixture(scope="module")

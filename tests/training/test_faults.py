@@ -94,7 +94,9 @@ def test_killed_and_resumed_it_is_the_same_and_nobody_saw_it_broken(at, victims,
 def test_a_run_is_held_while_its_holder_lives_and_no_longer(victims, whole, tmp_path):
     runs, out = tmp_path / "runs", tmp_path / "out"
     holder = victims.start(train, runs)
+    deadline = time.monotonic() + 120
     while not (is_being_written(runs / "r") and (runs / "r" / "timeline.sqlite").exists()):
+        assert time.monotonic() < deadline, "it never began to write"
         time.sleep(0.002)
     os.kill(holder, signal.SIGSTOP)
     assert victims.call(command, [*NAMED, runs], out) == 2

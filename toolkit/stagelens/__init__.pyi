@@ -14,7 +14,7 @@ from .experiments import (
 )
 from .hookspecs import hookimpl as hookimpl
 from .host import ClaimRef as ClaimRef, FigureRef as FigureRef, ProbeRef as ProbeRef, TaskRef as TaskRef
-from .models import fast as fast
+from .models import fast as fast, watch as watch
 from .recording import Probe as Probe, Recorder as Recorder, probe as probe
 from .report import Comparison as Comparison, compare as compare
 from .runs import Run as Run, load as load

@@ -37,7 +37,9 @@ class ScalarEquation(Claim):
     def checks(self, lab: Lab) -> Iterable[Check]:
         problem = separate(**LONG)
         times = np.append(0.0, np.geomspace(100.0, 2 * LONG["lr"] * LONG["steps"], 20_000))
-        errors = {seed: reached(measures.value_errors(flow_path(problem, times, seed))) for seed in lab.seeds}
+        errors = {
+            seed: reached(measures.value_errors(flow_path(problem, problem.start(seed), times))) for seed in lab.seeds
+        }
         yield per_seed(at_most, "relative error of v through drops 1..D in the flow", errors, 0.05, "Eq. 7")
         what = f"the same error in descent at lr = {LONG['lr']:g}, whose steps are not short compared with a drop"
         yield reported(what, reached([measures.value_errors(path) for path in shared_descents(lab).values()]), "Eq. 7")

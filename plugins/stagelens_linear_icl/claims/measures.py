@@ -18,16 +18,16 @@ import torch
 from stagelens import Check, detect_stages
 from stagelens.base import generator
 from stagelens.claims import Value, close, equal, per_seed, reached
-from stagelens.experiments import Floats, nearest_pairs
+from stagelens.experiments import Floats, nearest_pairs, recording_times
 from stagelens.stages import Stages
-from stagelens.timelines import first_crossing, line_fit
+from stagelens.timelines import line_fit
 from stagelens_linear_icl import theory
 from stagelens_linear_icl.data import RegressionMoments, examples, sample_sequences
-from stagelens_linear_icl.flow import LinearFlow, WeightPath, descend, flow_path, gradient_flow, record_steps
+from stagelens_linear_icl.flow import LinearFlow, WeightPath, descend, flow_path, record_steps
 from stagelens_linear_icl.losses import exact_loss
 from stagelens_linear_icl.model import AllBlocksAttention, HeadWeights, product, stack
 from stagelens_linear_icl.predictions import ON_PLATEAU
-from stagelens_linear_icl.probes import cosines, learned
+from stagelens_linear_icl.probes import cosines
 from stagelens_linear_icl.tasks import Separate
 
 SMALL = 0.005  # w_init of a small start
@@ -157,15 +157,14 @@ def aligned_drop(first: float, value: float) -> float:
     k[0, 0] = value * problem.covariance.eigenvectors[0]
     start = HeadWeights(np.array([value, 0.0, 0.0, 0.0]), k, k.copy())
     times = np.append(0.0, np.linspace(0.5, 1.5, 2000) * theory.plateau_duration(first, value))
-    shares = learned(product(gradient_flow(start, problem.population, times)), problem.fixed_points)
-    drop = first_crossing(times, shares[:, 0], 0.5, rising=True)
+    drop = flow_path(problem, start, times, rtol=1e-9).time_learned(0, 0.5)
     return np.nan if drop is None else drop
 
 
 def first_drop(problem: theory.Problem, seed: int) -> float:
     """Returns the time of the first drop in the flow from a random start; nan if it is not reached."""
     end = 100 / (problem.lam[0] ** 2 * problem.config.w_init)
-    drops = flow_path(problem, np.append(0.0, np.geomspace(end / 1000, end, 3000)), seed).drops
+    drops = flow_path(problem, problem.start(seed), recording_times(end, log=3000, first=end / 1000)).drops
     return drops[0] if drops else np.nan
 
 
@@ -182,9 +181,10 @@ def long_plateaus(path: WeightPath) -> list[int]:
 
 def plateau_time(path: WeightPath) -> float:
     """Returns the total time that the loss is at a level m < D: within 10% of the drops next to it."""
-    below = -np.diff(path.problem.plateaus)  # [D], the drop after each level
+    levels = path.problem.plateaus  # [D + 1]
+    below = -np.diff(levels)  # [D], the drop after each level
     above = np.append(below[0], below[:-1])
-    high, low = path.problem.plateaus[:-1] + 0.1 * above, path.problem.plateaus[:-1] - 0.1 * below
+    high, low = levels[:-1] + 0.1 * above, levels[:-1] - 0.1 * below
     inside = (path.loss[:, None] < high) & (path.loss[:, None] > low)  # [T, D]
     return float(np.append(np.diff(path.times), 0.0) @ np.any(inside, axis=-1))
 
@@ -199,9 +199,8 @@ def accelerations(path: WeightPath) -> int:
     at_end = path.loss <= 1.001 * path.problem.plateaus[-1]
     end = int(at_end.argmax()) if at_end.any() else len(at_end)
     times, loss = path.times[1:end], path.loss[1:end]  # without time 0, whose spacing differs from the others
-    change = np.maximum(
-        np.abs(np.diff(loss)), 1e-6 * path.problem.plateaus[0]
-    )  # smaller changes are noise of the solver
+    noise = 1e-6 * path.problem.plateaus[0]  # of the solver: smaller changes of the loss are none
+    change = np.maximum(np.abs(np.diff(loss)), noise)
     log_speed = np.log(change / np.diff(times))
     falls = np.append(log_speed, np.min(log_speed, initial=0.0) - 1)  # so that a rise at the end is a peak too
     peaks, _ = find_peaks(falls, prominence=np.log(2))

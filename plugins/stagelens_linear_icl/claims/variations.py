@@ -42,7 +42,7 @@ class Ranks(Claim):
             return descents(separate(**settings, w_init=2 * SMALL, steps=steps), lab.seeds)
         problem = separate(**settings, w_init=SMALL)
         times = np.append(0.0, np.geomspace(10.0, 2 * RANKS_LR * steps, 4000))
-        return {seed: flow_path(problem, times, seed, rtol=1e-6) for seed in lab.seeds}
+        return {seed: flow_path(problem, problem.start(seed), times, rtol=1e-6) for seed in lab.seeds}
 
 
 class Softmax(Claim):
@@ -64,13 +64,15 @@ class Lazy(Claim):
     def checks(self, lab: Lab) -> Iterable[Check]:
         where = self.reference
         times = np.append(0.0, np.geomspace(1e-2, 1e5, 2000))
-        paths = {s: [flow_path(separate(H=8, w_init=w), times, s, 1e-7) for w in SCALES] for s in lab.seeds}
+        tasks = [separate(H=8, w_init=w_init) for w_init in SCALES]
+        paths = {seed: [flow_path(task, task.start(seed), times, 1e-7) for task in tasks] for seed in lab.seeds}
         durations = {seed: [measures.plateau_time(path) for path in found[::-1]] for seed, found in paths.items()}
         yield per_seed(ordered, f"time on plateaus, w_init = {SCALES[-1]:g} down to {SCALES[0]:g}", durations, where)
         for index, expected in ((0, 4), (-1, 0)):
             counts = {seed: measures.accelerations(found[index]) for seed, found in paths.items()}
             yield per_seed(equal, f"number of plateaus, w_init = {SCALES[index]:g}", counts, expected, where)
-        few = [measures.accelerations(flow_path(separate(H=4, w_init=SCALES[-1]), times, seed)) for seed in lab.seeds]
+        task = separate(H=4, w_init=SCALES[-1])
+        few = [measures.accelerations(flow_path(task, task.start(seed), times)) for seed in lab.seeds]
         what = f"number of plateaus, w_init = {SCALES[-1]:g}, with only as many heads as eigenvectors (H = 4)"
         yield reported(what, few, where)
 

@@ -14,7 +14,7 @@ from stagelens_markov.claims import trained as claims
 from stagelens_markov.figures.panels import KL, AttentionRow, draw_divergence, draw_excess, legend_options
 
 SCALES = (*claims.InitializationScale.scales, 0.0)  # u of Fig. 4
-RATIOS = (1.0, 1.3, 1.5, 1.7)  # m of Fig. 4
+RATIOS = sorted({*claims.ImportanceRatio.expected, 1.3})  # m of Fig. 4
 PAIR: Any = {"panel": (3.0, 2.2), "gap": (0.75, 0.0)}  # inches, of two panels next to each other
 BELOW = 0.38  # inches below a row of maps, for its legend
 

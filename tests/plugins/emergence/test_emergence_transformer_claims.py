@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -17,6 +18,7 @@ from stagelens.runs import Run
 from stagelens.runs.manifest import Manifest
 from stagelens.runs.store import Store
 from stagelens.timelines.timeline import pack
+from stagelens_emergence import FIGURES
 from stagelens_emergence.claims import recall, regression
 from stagelens_emergence.claims.measures import plateau_of
 from stagelens_emergence.claims.regression import Data, label
@@ -229,6 +231,13 @@ def test_figures_have_a_line_for_each_value(tmp_path):
     assert lines(figures.fig4(harder, 0.5)) == [2, 2, 2]
     assert lines(figures.fig5(recalls(pairs=(4,), B=(1, 2)) + recalls(pairs=(4,), p=(0, 0.5)))) == [3, 2, 3, 2]
     assert lines(figures.fig17(harder[0])) == [2, 8, 8]
+
+
+@pytest.mark.parametrize("ref", [ref for ref in FIGURES if ref.target], ids=lambda ref: ref.name)
+def test_a_registered_figure_is_drawn_from_the_runs_of_the_claims(ref, shelf):
+    figure = ref.load()(shelf)
+    assert f"{ref.name[3:]}" in re.findall(r"\d+", figure.get_suptitle())
+    assert all(lines(figure)) and not any(axis.texts for axis in figure.axes)  # no panel is without runs
 
 
 def test_a_plateau_without_an_end_is_an_open_triangle(tmp_path):

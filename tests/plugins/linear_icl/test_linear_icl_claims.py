@@ -122,7 +122,7 @@ def test_scalar_equation_is_measured_from_the_plateau():
     """A head that starts aligned follows Eq. 7, and one at a wrong rate does not."""
     problem = separate(w_init=0.01, H=4)
     times = np.append(0.0, np.geomspace(100, 1e5, 20_000))
-    path = flow_path(problem, times, seed=0)
+    path = flow_path(problem, problem.start(0), times)
     assert max(value_errors(path)) < 0.05
     late = WeightPath(problem, times * 1.5, path.loss, path.weights)
     assert min(value_errors(late)) > 0.05

@@ -12,7 +12,7 @@ from .errors import (
     UsageError as UsageError,
     unknown as unknown,
 )
-from .files import safe_name as safe_name, write_text as write_text, writing as writing
+from .files import make_folder as make_folder, safe_name as safe_name, write_text as write_text, writing as writing
 from .memory import free_memory as free_memory, within_memory as within_memory
 from .naming import content_name as content_name, digest as digest
 from .plain import json_text as json_text, plain as plain

@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from stagelens.base import UsageError, place_in
 from stagelens.experiments import Batch, Group, Task, own
+from stagelens.models import Forward, Watched, watch
 from stagelens.recording.context import Loss, ProbeContext, Site
 from stagelens.recording.guard import Guard, Misbehaved, ModelChanged, evaluating
 from stagelens.recording.limits import contained
@@ -22,8 +23,6 @@ from stagelens.recording.shared_pass import Metrics, Observed, observe, read, va
 from stagelens.timelines import Column, Measurement, Reading, Timeline, check_same, column_of, pack, placed, plain_step
 
 if TYPE_CHECKING:
-    from transformer_lens import HookedRootModule
-
     from stagelens.host import Host
 
 Sink = Callable[[Measurement, Sequence[Reading]], None]
@@ -48,7 +47,7 @@ class Recorder:
 
     def __init__(
         self,
-        model: HookedRootModule,
+        model: nn.Module,
         probes: Sequence[str | Probe | type[Probe]] | None = None,
         batch: Batch = None,
         *,
@@ -57,23 +56,27 @@ class Recorder:
         groups: Mapping[str, Group] | None = None,
         directions: Mapping[str, Tensor] | None = None,
         references: Mapping[str, Callable[[Batch], Tensor]] | None = None,
+        forward: Forward | None = None,
         random_batch: bool = False,
         host: Host | None = None,
         sink: Sink | None = None,
         strict: bool = False,
     ) -> None:
-        if not hasattr(model, "hook_dict"):
-            raise UsageError(
-                f"the recorder was given a {type(model).__name__}; it needs a TransformerLens model "
-                f"(a HookedTransformer, or a HookedRootModule after setup())"
-            )
         if batch is None:
             raise UsageError("the recorder needs a batch to measure on, for example batch=tokens")
-        parameter = next(model.parameters(), None)
-        device = parameter.device if parameter is not None else "cpu"
+        device = device_of(model)
+        batch = own(batch, device)
+        if not hasattr(model, "hook_dict"):
+            model = watch(model, batch, forward)
+        elif forward is not None:
+            raise UsageError(
+                "forward= is for models without hook points; this model has its own and is called directly"
+            )
+        if isinstance(model, Watched):
+            loss = model.loss_of(loss, batch)
         self.context = ProbeContext(
             model,
-            own(batch, device),
+            batch,
             groups=groups or (task.groups() if task else {}),
             directions=own(dict(directions or (task.directions() if task else {}))),
             references=references or (task.references() if task else {}),
@@ -282,6 +285,14 @@ class Recorder:
         place = place_in(error, probe, self._task, *self.context.references.values())
         reason = f"{type(error).__name__}: {' '.join(str(error).split())}"
         return f"probe {probe.name!r}{hook} failed: {reason}{f' ({place})' if place else ''}"
+
+
+def device_of(model: nn.Module) -> torch.device:
+    """Returns the device of the first parameter; the CPU if there is none."""
+    if not isinstance(model, nn.Module):
+        raise UsageError(f"the recorder was given a {type(model).__name__}; it needs a model, a torch.nn.Module")
+    parameter = next(model.parameters(), None)
+    return torch.device("cpu") if parameter is None else parameter.device
 
 
 def resolve_probes(probes: Sequence[str | Probe | type[Probe]] | None, host: Host | None = None) -> list[Probe]:
