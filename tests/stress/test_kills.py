@@ -8,11 +8,11 @@ import signal
 import time
 
 import pytest
-from table import record
 
 import kit.chance
 import stagelens as sl
 from kit.victims import NAMED, KillAt, Plan, command, difference, leavings, said, watch
+from stress.table import record
 
 COMMAND = "pytest tests/stress/test_kills.py"
 chance = kit.chance.chance("kills")

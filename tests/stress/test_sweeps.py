@@ -10,7 +10,6 @@ import time
 from pathlib import Path
 
 import pytest
-from table import record
 
 import kit.chance
 import stagelens as sl
@@ -19,6 +18,7 @@ from kit.victims import difference, leavings
 from stagelens.base.errors import StagelensError
 from stagelens.runs import is_being_written
 from stagelens.runs.manifest import load_manifest
+from stress.table import record
 
 COMMAND = "pytest tests/stress/test_sweeps.py"
 GRID = {"heads": [1, 2, 4]}
