@@ -22,8 +22,7 @@ from kit.written_runs import STEPS, staircase, write_run
 from stagelens.base.documents import MOST_DEPTH, MOST_YAML, read_yaml, save_sealed
 from stagelens.base.errors import EnvironmentFault, UsageError
 from stagelens.host.host import make_host
-from stagelens.runs import checkpoint
-from stagelens.runs.run import catalogue, points_of
+from stagelens.runs import catalogue, checkpoint, points_of
 from stagelens.training.saved_checkpoints import load_weights
 
 CODE = sorted(path for tree in ("toolkit", "probes", "plugins") for path in (ROOT / tree).rglob("*.py"))

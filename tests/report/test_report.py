@@ -25,8 +25,8 @@ from stagelens.figures import loss_figure
 from stagelens.figures.attention import attention_maps, chosen_steps
 from stagelens.report.charts import comparison_chart, run_chart
 from stagelens.report.pages import report_page, write_comparison, write_report
+from stagelens.runs import load
 from stagelens.runs.manifest import load_manifest
-from stagelens.runs.run import load
 from stagelens.runs.store import Store
 from stagelens.timelines.events import half_rise
 

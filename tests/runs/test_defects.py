@@ -15,9 +15,9 @@ from kit.tasks import Crash, CrashAt, Regression, host_with, run
 from stagelens.api import run_ensemble
 from stagelens.base.errors import UsageError
 from stagelens.report.pages import report_page
+from stagelens.runs import Run, catalogue
 from stagelens.runs.defects import defects_in
 from stagelens.runs.manifest import VECTORIZED, load_manifest
-from stagelens.runs.run import Run, catalogue
 
 OPTIONS: dict[str, Any] = {"report": False, "device": "cpu"}
 

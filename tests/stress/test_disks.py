@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from functools import cached_property
 
 import pytest
-from table import record
 
 import stagelens as sl
 from kit.chance import chance
 from kit.victims import WORDS, Plan, command, difference, is_one_line, leavings, mounted, remount, said, train
+from stress.table import record
 
 COMMAND = "pytest tests/stress/test_disks.py"
 SHORT = ("run", *WORDS, "--set", "steps=6", "--name", "r", "--resume", "--runs")  # and a folder

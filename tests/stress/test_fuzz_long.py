@@ -12,12 +12,12 @@ from pathlib import Path
 
 import pytest
 from hypothesis import given, settings, strategies as st
-from table import record
 
 from cli import test_fuzz
 from kit.chance import seed
 from kit.fuzz.calls import Ended, call, call_alone, fault_of, make_world
 from kit.fuzz.words import Words
+from stress.table import record
 
 COMMAND = "pytest tests/stress/test_fuzz_long.py"
 HERE, ALONE, EACH = 3700, 100, 400  # 3700 + 100 + 3 * 400 = 5000

@@ -16,7 +16,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from table import record
 
 from kit import oracles
 from kit.chance import chance
@@ -24,6 +23,7 @@ from kit.mutations import ANY, STATEMENTS, Mutation, one_header, one_statement, 
 from kit.readers import SAME, TOLD, Reader, judge, make_world, read, readers_of_file, readers_of_run
 from kit.tasks import Decay, Regression, Repeats
 from stagelens.base.documents import CHECKSUM, save_sealed
+from stress.table import record
 
 ATTENDED = (None, *range(0, 25, 3))  # at and between checkpoints
 Damage = Callable[[Path, random.Random], str]  # damages a world's file, and says how

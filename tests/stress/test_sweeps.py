@@ -10,15 +10,15 @@ import time
 from pathlib import Path
 
 import pytest
-from table import record
 
 import kit.chance
 import stagelens as sl
 from kit.tasks import Repeats
 from kit.victims import difference, leavings
 from stagelens.base.errors import StagelensError
+from stagelens.runs import is_being_written
 from stagelens.runs.manifest import load_manifest
-from stagelens.runs.run import is_being_written
+from stress.table import record
 
 COMMAND = "pytest tests/stress/test_sweeps.py"
 GRID = {"heads": [1, 2, 4]}

@@ -35,7 +35,7 @@ from kit.victims import (  # noqa: F401
 from stagelens.base.errors import UsageError
 from stagelens.recording.guard import ModelChanged, resident
 from stagelens.recording.limits import MEMORY_LIMIT, TIME_LIMIT, armed, contained
-from stagelens.runs.run import is_being_written
+from stagelens.runs import is_being_written
 from stagelens.runs.store import read_measurements
 
 pytestmark = pytest.mark.slow
@@ -72,7 +72,7 @@ def test_killed_at_a_change_on_the_disk_and_resumed_it_is_the_same(part, victims
 @pytest.mark.parametrize(
     "at",
     [
-        KillAt("stagelens.experiments.training:Training._step_scheduler", 20),
+        KillAt("stagelens.experiments.training:step_scheduler", 20),
         KillAt("stagelens.runs.store:Store._row", 7),
     ],
     ids=str,

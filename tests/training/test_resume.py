@@ -30,8 +30,7 @@ from kit.tasks import (
 from stagelens.base.errors import EnvironmentFault, UsageError
 from stagelens.cli import main
 from stagelens.recording.probes import Probe
-from stagelens.runs import checkpoint
-from stagelens.runs.run import is_being_written
+from stagelens.runs import checkpoint, is_being_written
 from stagelens.runs.store import FILE, Store
 from stagelens.timelines import pack
 
