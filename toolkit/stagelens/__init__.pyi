@@ -1,4 +1,4 @@
-from .api import run as run, run_ensemble as run_ensemble
+from .api import Recorder as Recorder, run as run, run_ensemble as run_ensemble
 from .base import StagelensError as StagelensError
 from .claims import Check as Check, Claim as Claim
 from .experiments import (
@@ -15,7 +15,7 @@ from .experiments import (
 from .hookspecs import hookimpl as hookimpl
 from .host import ClaimRef as ClaimRef, FigureRef as FigureRef, ProbeRef as ProbeRef, TaskRef as TaskRef
 from .models import fast as fast, watch as watch
-from .recording import Probe as Probe, Recorder as Recorder, probe as probe
+from .recording import Probe as Probe, probe as probe
 from .report import Comparison as Comparison, compare as compare
 from .runs import Run as Run, load as load
 from .stages import Stage as Stage, detect_stages as detect_stages

@@ -160,6 +160,11 @@ def probe_series(
     )
 
 
+class Recorder(training.Recorder):
+    __doc__ = training.Recorder.__doc__
+    page = staticmethod(write_report)
+
+
 def _page_of_seeds(runs: Sequence[Run]) -> Path:
     """Writes `NAME-seeds.html` next to the runs."""
     stem = runs[0].name.removesuffix(f"-seed{runs[0].manifest.seed}")

@@ -21,6 +21,8 @@ def command_of(manifest: Manifest, host: Host | None = None) -> str:
     """
     if manifest.kind == "checkpoints":
         return _probe(manifest)
+    if manifest.kind == "loop":
+        return "# recorded by sl.Recorder(model, batch=batch, run=...) in a training loop"
     if host is not None and manifest.plugin not in {plugin.name for plugin in host.plugins}:
         known = dict(host.tasks).get(manifest.task)
         kind = getattr(known.target, "__name__", manifest.task) if known is not None else manifest.task

@@ -1,4 +1,5 @@
 from .ensemble import Ensemble as Ensemble, run_ensemble as run_ensemble
+from .own_loop import Recorder as Recorder
 from .plan import probe_names as probe_names, resolve_task as resolve_task
 from .running import run as run
 from .saved_checkpoints import (
