@@ -30,7 +30,7 @@ CACHE_ENVIRONMENT = "STAGELENS_CACHE"
 # ones too. A test runs every task without a report, and fails if that imports one of these.
 NO_PART_IN_RUNS = frozenset({"claims", "figures", "report", "testing", "cli"})  # also `text_claims`
 # The rooms of the toolkit that only use finished runs. In a plugin, a run may depend on a file of such a name.
-NO_PART_IN_RUNS_HERE = NO_PART_IN_RUNS | {"api", "comparing", "sweeps"}
+NO_PART_IN_RUNS_HERE = NO_PART_IN_RUNS | {"api", "comparing", "integrations", "sweeps"}
 
 Watch = Callable[[str, float, float], None]  # (what is run, step, steps)
 

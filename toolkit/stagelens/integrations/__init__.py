@@ -1,0 +1,1 @@
+"""integrations: callbacks that measure inside the training loops of other libraries. Import the library's module."""
