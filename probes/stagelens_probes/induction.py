@@ -147,9 +147,9 @@ class Induction(Probe):
         except DoesNotApply:
             raise
         except Exception as error:
+            reason = " ".join(str(error).split()) or type(error).__name__
             raise DoesNotApply(
-                f"the model does not run on tokens alone, int [{n}, {size}] ({type(error).__name__}); "
-                "its scores need a pass over random tokens that repeat"
+                f"the model does not run on tokens alone, int [{n}, {size}], where random tokens repeat: {reason}"
             ) from error
         return found
 

@@ -146,7 +146,7 @@ def hugging_face(kind: str, attention: str = "sdpa", seed: int = 0) -> Any:
         ),
         "headless": lambda: transformers.LlamaModel(transformers.LlamaConfig(**sizes)),
         "gpt_oss": lambda: transformers.GptOssForCausalLM(
-            transformers.GptOssConfig(**sizes, num_key_value_heads=2, head_dim=8, num_local_experts=2)
+            transformers.GptOssConfig(**sizes, num_key_value_heads=2, head_dim=8, num_local_experts=4)
         ),
         "bert": lambda: transformers.BertForMaskedLM(transformers.BertConfig(**sizes)),
     }

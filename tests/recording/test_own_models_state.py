@@ -59,9 +59,7 @@ def test_a_measured_training_of_a_model_with_state_is_the_unmeasured_one(made: C
 
     plain = train(seeded(), lambda step: None)
     model = seeded()
-    # A model that draws random numbers is measured too; the probes that follow it through two losses are not asked.
-    probes = EVERY if made is Counting else [*EVERY, *COSTLY]
-    recorder = sl.Recorder(model, probes, batch=TOKENS, loss=next_token_loss)
+    recorder = sl.Recorder(model, [*EVERY, *COSTLY], batch=TOKENS, loss=next_token_loss)
     assert_same(plain, train(model, recorder.measure))
     assert recorder.problems == {}
 
