@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import re
 import shutil
@@ -24,8 +25,8 @@ from stagelens.figures import loss_figure
 from stagelens.figures.attention import attention_maps, chosen_steps
 from stagelens.report.charts import comparison_chart, run_chart
 from stagelens.report.pages import report_page, write_comparison, write_report
+from stagelens.runs import load
 from stagelens.runs.manifest import load_manifest
-from stagelens.runs.run import load
 from stagelens.runs.store import Store
 from stagelens.timelines.events import half_rise
 
@@ -147,9 +148,11 @@ def test_the_report_of_a_training_holds_what_it_should(trained):
     for name in ("loss", "probes", "attention"):
         for ending in ("png", "svg"):
             assert (trained.folder / "figures" / f"{name}.{ending}").stat().st_size > 1000
-    assert len(re.findall(r'<img [^>]*src="data:image/png;base64,', page)) == len(
-        list((trained.folder / "figures").glob("*.png"))
-    )
+    drawn = {file.stem for file in (trained.folder / "figures").glob("*.png")}
+    assert drawn == {"loss", "probes", "attention"}
+    shown = re.findall(r'<img [^>]*src="data:image/png;base64,([^"]*)"', page)
+    files = [(trained.folder / "figures" / f"{name}.png").read_bytes() for name in drawn]
+    assert sorted(map(base64.b64decode, shown)) == sorted(files)
 
 
 @pytest.fixture

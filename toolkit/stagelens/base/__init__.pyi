@@ -1,7 +1,6 @@
 from .buffers import untouched_buffers as untouched_buffers
 from .device import resolve_device as resolve_device
 from .documents import (
-    fits as fits,
     load_sealed as load_sealed,
     parse_json as parse_json,
     read_text as read_text,

@@ -13,9 +13,8 @@ from stagelens.experiments import Task
 from stagelens.runs import Manifest, load_manifest
 
 if TYPE_CHECKING:
-    from stagelens.experiments import Experiment, Schedule, Training
+    from stagelens.experiments import Experiment, Schedule, Trainer, Training
     from stagelens.sweeps.plan import SweepPlan
-    from stagelens.training import Trainer
 
 LOOK = 2.0  # seconds at most of timing the steps, and of timing the measurements
 STEPS = 50  # steps or measurements at most that are timed
