@@ -129,8 +129,7 @@ class Finder(Seam):
     def _with_products(self, call: Call) -> Call:
         around = self.products[call.path]
         at = around.index(call.nth)
-        shape = (call.n_heads, call.n_query, call.n_key)
-        shape = shape[1:] if call.key in self.flat else shape
+        shape = (call.n_query, call.n_key) if call.key in self.flat else (call.n_heads, call.n_query, call.n_key)
         before = [one for one in around[:at] if isinstance(one, Product) and one.result[1:] == shape]
         after = [one for one in around[at:] if isinstance(one, Product) and one.left[1:] == shape]
         if not before or not after:

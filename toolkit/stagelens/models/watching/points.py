@@ -153,7 +153,7 @@ def at_heads(point: HookPoint, x: Tensor) -> Tensor:
     If `x` is [batch, position, d_head], there is one head.
     """
     seen = x[:, :, None] if x.ndim == 3 else x.transpose(1, 2)
-    given = point(seen)
+    given: Tensor = point(seen)
     if given is seen:
         return x
     return given[:, :, 0] if x.ndim == 3 else given.transpose(1, 2)

@@ -109,10 +109,9 @@ def only(matches: Sequence[Match], near: str) -> tuple[Linear, Tensor] | None:
         return next((i for i, (a, b) in enumerate(pairs) if a != b), min(path.count("."), near.count(".")) + 1)
 
     nearest = max((shared(path) for path, *_ in matches), default=0)
-    first, *others = [(linear, rows) for path, linear, rows in matches if shared(path) == nearest] or [None]
-    if first is None or any(linear != first[0] or not torch.equal(rows, first[1]) for linear, rows in others):
-        return None
-    return first
+    found = [(linear, rows) for path, linear, rows in matches if shared(path) == nearest]
+    alike = all(linear == found[0][0] and torch.equal(rows, found[0][1]) for linear, rows in found)
+    return found[0] if found and alike else None
 
 
 def projections(made: Tensor, part: int, n_heads: int, linears: Linears) -> list[Match]:
