@@ -147,8 +147,10 @@ class Induction(Probe):
         except DoesNotApply:
             raise
         except Exception as error:
-            reason = f"{type(error).__name__}: {' '.join(str(error).split())}"
-            raise DoesNotApply(f"the model does not run on {[n, size]} repeated tokens ({reason})") from error
+            reason = " ".join(str(error).split()) or type(error).__name__
+            raise DoesNotApply(
+                f"the model does not run on tokens alone, int [{n}, {size}], where random tokens repeat: {reason}"
+            ) from error
         return found
 
 

@@ -132,8 +132,24 @@ def hugging_face(kind: str, attention: str = "sdpa", seed: int = 0) -> Any:
         ),
         "llama": lambda: transformers.LlamaForCausalLM(transformers.LlamaConfig(**sizes, num_key_value_heads=2)),
         "neox": lambda: transformers.GPTNeoXForCausalLM(transformers.GPTNeoXConfig(**sizes)),
+        "phi3": lambda: transformers.Phi3ForCausalLM(
+            transformers.Phi3Config(**sizes, num_key_value_heads=2, pad_token_id=0)
+        ),
+        "falcon": lambda: transformers.FalconForCausalLM(transformers.FalconConfig(**sizes)),
+        "falcon, grouped": lambda: transformers.FalconForCausalLM(
+            transformers.FalconConfig(**sizes, new_decoder_architecture=True, num_kv_heads=2)
+        ),
+        "t5": lambda: transformers.T5ForConditionalGeneration(
+            transformers.T5Config(
+                d_model=WIDTH, d_kv=8, d_ff=64, num_layers=LAYERS, num_heads=HEADS, vocab_size=VOCAB, pad_token_id=0
+            )
+        ),
+        "headless": lambda: transformers.LlamaModel(transformers.LlamaConfig(**sizes)),
+        "gpt_oss": lambda: transformers.GptOssForCausalLM(
+            transformers.GptOssConfig(**sizes, num_key_value_heads=2, head_dim=8, num_local_experts=4)
+        ),
         "bert": lambda: transformers.BertForMaskedLM(transformers.BertConfig(**sizes)),
     }
     model = makers[kind]()
-    model.set_attn_implementation(attention)
+    model.set_attn_implementation("eager" if kind in ("t5", "gpt_oss") else attention)
     return model.eval()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from typing import Any
 
 import pytest
@@ -235,11 +236,19 @@ def test_mistakes_are_reported_in_one_line() -> None:
         "cannot be called on the batch (IndexError": lambda: sl.watch(model, TOKENS + VOCAB),
         "forward returned a dict": lambda: sl.watch(model, TOKENS, forward=lambda m, b: {"hidden": m(b)}),
         "returned a dict without logits": lambda: sl.watch(_Wrapped(model), TOKENS),
+        "was compiled by torch.jit": lambda: sl.watch(traced(model), TOKENS),
+        "no self-attention was seen in GptOssForCausalLM": lambda: sl.watch(hugging_face("gpt_oss"), TOKENS),
     }.items():
         with pytest.raises(sl.StagelensError) as error:
             call()
         assert words in str(error.value)
         assert "\n" not in str(error.value)
+
+
+def traced(model: nn.Module) -> Any:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return torch.jit.trace(model, TOKENS)
 
 
 class _Wrapped(nn.Module):

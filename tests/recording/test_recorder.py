@@ -321,7 +321,7 @@ def test_one_name_for_two_places_is_a_problem_of_its_probe():
 
 
 def test_without_hooks_or_batch_it_says_what_it_needs():
-    with pytest.raises(UsageError, match="given a Linear; it needs a TransformerLens model"):
+    with pytest.raises(UsageError, match="no attention was seen in Linear"):
         sl.Recorder(nn.Linear(2, 2), [], torch.ones(2))
     with pytest.raises(UsageError, match="needs a batch"):
         sl.Recorder(setting()[1], [])

@@ -1,3 +1,4 @@
+from .buffers import untouched_buffers as untouched_buffers
 from .device import resolve_device as resolve_device
 from .documents import (
     load_sealed as load_sealed,

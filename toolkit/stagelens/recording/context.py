@@ -60,11 +60,9 @@ class ProbeContext:
 
     def once(self, activation: Tensor, key: str, make: Callable[[], T]) -> T:
         """What `make` makes of `activation`, made once for all probes that ask for `key` within one hook."""
-        of, made = self.shared.get(key, (None, None))
-        if of is not activation:
-            made = make()
-            self.shared[key] = (activation, made)
-        return made  # type: ignore[return-value]
+        if key not in self.shared or self.shared[key][0] is not activation:
+            self.shared[key] = (activation, make())
+        return self.shared[key][1]  # type: ignore[no-any-return]
 
     def constant(self, key: Any, make: Callable[[], T]) -> T:
         """What `make` makes, made once for all measurements: of the batch, of masks and shapes, never of parameters."""

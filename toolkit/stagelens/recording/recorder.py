@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from stagelens.base import UsageError, place_in
+from stagelens.base import UsageError, place_in, untouched_buffers
 from stagelens.experiments import Batch, Group, Task, own
 from stagelens.models import Forward, Watched, watch
 from stagelens.recording.context import Loss, ProbeContext, Site
@@ -39,10 +39,10 @@ class Recorder:
         ...
         recorder.timeline["attention_sparsity/effective_keys"]
 
-    Parameters, gradients, hooks, train/eval mode and all random states are left as found. A probe that does not
-    apply is in `skipped` with its reason, and so is a single reading (`probe/reading`) that a probe omits; a probe that
-    fails is in `problems`, and the rest goes on without it. With `strict` the recorder also stops probes that hang or
-    leak memory, and checks at every measurement, not at the first alone, that no parameter changed.
+    Parameters, buffers, gradients, hooks, train/eval mode and all random states are left as found. A probe that does
+    not apply is in `skipped` with its reason, and so is a single reading (`probe/reading`) that a probe omits; a probe
+    that fails is in `problems`, and the rest goes on without it. With `strict` the recorder also stops probes that hang
+    or leak memory, and checks at every measurement, not at the first alone, that no parameter changed.
     """
 
     def __init__(
@@ -187,8 +187,9 @@ class Recorder:
 
     @contextmanager
     def looking(self) -> Iterator[None]:
-        """Without gradients, in evaluation mode, and with modes and random states left as found."""
-        with self._guard.measuring(), evaluating(self.context.model), torch.no_grad():
+        """Without gradients, in evaluation mode, and with modes, buffers and random states left as found."""
+        model = self.context.model
+        with self._guard.measuring(), untouched_buffers(model), evaluating(model), torch.no_grad():
             yield
 
     def record(self, step: float, observed: Observed, scalars: Mapping[str, float | Tensor]) -> list[Reading]:

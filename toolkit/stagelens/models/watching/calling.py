@@ -53,6 +53,13 @@ def tokens_of(batch: Any) -> Tensor | None:
     return None
 
 
+def name_of_tokens(batch: Any) -> str | None:
+    """Returns the name of the tokens in a batch that is a mapping; None for other batches."""
+    tokens = tokens_of(batch)
+    named = batch.items() if isinstance(batch, Mapping) else ()
+    return next((name for name, value in named if value is tokens), None)
+
+
 def unwrapped(model: nn.Module) -> nn.Module:
     """Returns the model inside `torch.compile`, DataParallel and DistributedDataParallel."""
     while True:

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from stagelens.models.watching.seam import SCALED, Seam, Tracker
 
 # Arguments that carry the keys' source of a cross-attention, in Hugging Face and PyTorch models.
 CROSS_ARGUMENTS = ("encoder_hidden_states", "key_value_states", "memory")
-NUMBER = re.compile(r"\d+")
 
 
 @dataclass(frozen=True)
@@ -35,13 +34,13 @@ class Call:
         return self.kind, self.path, self.nth
 
 
-def find_attention(model: nn.Module, run: Callable[[], Any]) -> list[Call]:
-    """Returns the attentions that `run()` makes, ordered by the position of their modules in `model`.
+def find_attention(model: nn.Module, run: Callable[[], Any], n_batch: int | None = None) -> list[Call]:
+    """Returns the attentions that `run()` makes on `n_batch` sequences, ordered by the position of their modules.
 
     If one module attends several times in a pass (shared layers), the order of the calls decides.
     """
     paths = list(dict(model.named_modules()))
-    finder = Finder(model)
+    finder = Finder(model, n_batch)
     with finder.tracker.following(), finder.arguments(), finder:
         run()
     calls = finder.calls()
@@ -65,8 +64,10 @@ class Finder(Seam):
     """Notes every attention of a pass."""
 
     model: nn.Module
+    n_batch: int | None = None  # None: not known
     found: list[Call] = field(default_factory=list)
     products: dict[str, list[Product | int]] = field(default_factory=dict)  # by path; an int is a softmax
+    flat: set[tuple[str, str, int]] = field(default_factory=set)  # keys of attentions without a dimension for heads
     crossing: set[str] = field(default_factory=set)  # modules that are given another source of keys
 
     def __post_init__(self) -> None:
@@ -78,12 +79,13 @@ class Finder(Seam):
         """Notes which modules are given another source of keys, while the block lasts."""
         return _Arguments(self.tracker.modules, self.crossing)
 
-    def shared_input(self, shared: bool) -> None:
-        self._same = shared
+    def sources(self, query: Tensor, key: Tensor) -> None:
+        self._same = query is key or torch.equal(query, key)
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         if query.ndim in (3, 4):
             path, nth = self.tracker.next("scaled")
+        if query.ndim == 4 or self._one_head(query):
             heads = query.shape[1] if query.ndim == 4 else 1
             sizes = heads, query.shape[-2], key.shape[-2], query.shape[-1]
             cross = not self._same or query.shape[-2] != key.shape[-2] or path in self.crossing
@@ -95,27 +97,39 @@ class Finder(Seam):
         if is_pattern(scores, *args, **kwargs):
             path, nth = self.tracker.next("softmax")
             self.products.setdefault(path, []).append(nth)
-            cross = scores.shape[-1] != scores.shape[-2] or path in self.crossing
-            _, heads, n_query, n_key = scores.shape
-            self.found.append(Call("softmax", path, nth, heads, n_query, n_key, cross=cross))
+            if scores.ndim == 4 or self._one_head(scores):
+                n_query, n_key = scores.shape[-2:]
+                heads = scores.shape[1] if scores.ndim == 4 else 1
+                cross = n_query != n_key or path in self.crossing
+                self.found.append(Call("softmax", path, nth, heads, n_query, n_key, cross=cross))
+                if scores.ndim == 3:
+                    self.flat.add(self.found[-1].key)
         return func(scores, *args, **kwargs)
 
     def product(self, func: Callable[..., Tensor], left: Tensor, right: Tensor) -> Tensor:
         result = func(left, right)
-        if left.ndim == right.ndim == 4:
+        if left.ndim == right.ndim and left.ndim in (3, 4):
             path, nth = self.tracker.next("product")
             one = Product(nth, tuple(left.shape), tuple(result.shape), left.shape[-1])
             self.products.setdefault(path, []).append(one)
         return result
 
     def calls(self) -> list[Call]:
-        """The attentions; those seen at a softmax with the matrix products around it."""
-        return [self._with_products(call) if call.kind == "softmax" else call for call in self.found]
+        """The attentions; those seen at a softmax with the matrix products around it.
+
+        A softmax over [batch, position, feature] is attention only if there are such products.
+        """
+        calls = [self._with_products(call) if call.kind == "softmax" else call for call in self.found]
+        return [call for call in calls if call.kind == "scaled" or call.products or call.key not in self.flat]
+
+    def _one_head(self, x: Tensor) -> bool:
+        """Whether `x` [batch, position, ...] has no dimension for heads. Otherwise they are folded into the batch."""
+        return x.ndim == 3 and self.n_batch in (None, len(x))
 
     def _with_products(self, call: Call) -> Call:
         around = self.products[call.path]
         at = around.index(call.nth)
-        shape = (call.n_heads, call.n_query, call.n_key)
+        shape = (call.n_query, call.n_key) if call.key in self.flat else (call.n_heads, call.n_query, call.n_key)
         before = [one for one in around[:at] if isinstance(one, Product) and one.result[1:] == shape]
         after = [one for one in around[at:] if isinstance(one, Product) and one.left[1:] == shape]
         if not before or not after:
@@ -147,18 +161,5 @@ class _Arguments:
 
 
 def is_pattern(scores: Tensor, dim: int | None = None, *_: Any, **__: Any) -> bool:
-    """Whether a softmax of `scores` over `dim` can be attention [batch, head, query, key]."""
-    return scores.ndim == 4 and dim in (-1, 3)
-
-
-def blocks_of(paths: Sequence[str]) -> list[str] | None:
-    """Returns the block of each attending module: its nearest ancestor in a list of modules, such as `h.0`.
-
-    Returns None if some module has none, or two share one.
-    """
-    blocks = []
-    for path in paths:
-        parts = path.split(".")
-        numbered = [i for i, part in enumerate(parts[:-1]) if NUMBER.fullmatch(part)]
-        blocks.append(".".join(parts[: numbered[-1] + 1]) if numbered else "")
-    return blocks if all(blocks) and len(set(blocks)) == len(blocks) else None
+    """Whether a softmax of `scores` over `dim` can be attention [batch, head, query, key] or [batch, query, key]."""
+    return scores.ndim in (3, 4) and dim in (-1, scores.ndim - 1)

@@ -10,9 +10,10 @@ import torch
 from torch import Tensor, nn
 from transformer_lens.hook_points import HookPoint
 
+from stagelens.base import UsageError
 from stagelens.models.watching.discovery import Call, is_pattern
+from stagelens.models.watching.projections import Heads
 from stagelens.models.watching.seam import SCALED, Seam, Tracker, attention_of
-from stagelens.models.watching.structure import Linear
 
 MASKED = -9e3  # a score below this is a masked key's: masks written by hand add -1e4, -1e9, finfo.min or -inf
 ALL = ("hook_q", "hook_k", "hook_v", "hook_attn_scores", "hook_pattern", "hook_z")
@@ -31,11 +32,11 @@ class AttentionPoints(nn.Module):
         self.call = call
         for name in ALL if call.kind == "scaled" or call.products else AT_SOFTMAX:
             self.add_module(name, HookPoint())
-        self._mask: tuple[Tensor | None, bool, int, int] | None = None
+        self._visible: Tensor | None = None
         self._model: Any = None
-        self._matrices: Mapping[str, tuple[Linear, Tensor]] = {}
+        self._matrices: Heads = {}
 
-    def connect(self, model: nn.Module, matrices: Mapping[str, tuple[Linear, Tensor]]) -> None:
+    def connect(self, model: nn.Module, matrices: Heads) -> None:
         """Lets `W_Q`, `W_K`, `W_V` and `W_O` be read from the parameters of `model`."""
         self._model = weakref.ref(model)  # a reference would make the model a submodule
         self._matrices = matrices
@@ -54,20 +55,21 @@ class AttentionPoints(nn.Module):
     W_O = property(lambda self: self.matrix("W_O"))
 
     def saw_mask(self, mask: Tensor | None, causal: bool, n_query: int, n_key: int) -> None:
-        """Stores the mask of the newest pass. `mask` is bool (True: visible) or is added to the scores."""
-        self._mask = mask, causal, n_query, n_key
-
-    def visible(self, n_query: int, n_key: int) -> Tensor:
-        """Returns bool [query, key]: the keys that some sequence and head can attend to, in the newest pass."""
-        assert self._mask is not None and self._mask[2:] == (n_query, n_key), "the newest pass had another shape"
-        mask, causal = self._mask[:2]
+        """Stores which keys are visible in this pass. `mask` is bool (True: visible) or is added to the scores."""
         visible = torch.ones(n_query, n_key, dtype=torch.bool)
         if causal:
             visible = visible.tril()
         if mask is not None:
-            seen = mask if mask.dtype == torch.bool else mask > MASKED
-            visible = visible & seen.expand(*seen.shape[:-2], n_query, n_key).reshape(-1, n_query, n_key).any(0).cpu()
-        return visible
+            whole = mask.detach().expand(*mask.shape[:-2], n_query, n_key).reshape(-1, n_query, n_key)
+            seen = whole.any(0) if mask.dtype == torch.bool else whole.amax(0) > MASKED
+            visible = visible & seen.cpu()
+        self._visible = visible
+
+    def visible(self, n_query: int, n_key: int) -> Tensor:
+        """Returns bool [query, key]: the keys that some sequence and head can attend to, in the newest pass."""
+        if self._visible is None or self._visible.shape != (n_query, n_key):
+            raise UsageError(f"the newest pass of the model had no attention of {n_query} queries to {n_key} keys")
+        return self._visible
 
     def hooked(self, *names: str) -> bool:
         """Whether somebody listens at one of the hook points `names`."""
@@ -97,40 +99,30 @@ class HookedSeam(Seam):
         enable_gqa: bool = False,
     ) -> Tensor:
         options: dict[str, Any] = {"is_causal": is_causal, "scale": scale, "enable_gqa": enable_gqa}
-        site = self.sites.get(("scaled", *self.tracker.next("scaled"))) if query.ndim in (3, 4) else None
+        site: Any = self.sites.get(("scaled", *self.tracker.next("scaled"))) if query.ndim in (3, 4) else None
         if site is None:
             return SCALED(query, key, value, attn_mask, dropout_p, **options)
-        if query.ndim == 3:  # one head, without a dimension for it
-            mask = attn_mask[:, None] if attn_mask is not None and attn_mask.ndim == 3 else attn_mask
-            return self._attend(site, query[:, None], key[:, None], value[:, None], mask, dropout_p, options)[:, 0]
-        return self._attend(site, query, key, value, attn_mask, dropout_p, options)
-
-    def _attend(
-        self,
-        site: Any,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        mask: Tensor | None,
-        dropout: float,
-        options: dict[str, Any],
-    ) -> Tensor:
-        """The output of one attention, [batch, head, query, d_head]: torch's own unless a hook replaces the pattern."""
         query, key, value = (
             at_heads(point, x) for point, x in ((site.hook_q, query), (site.hook_k, key), (site.hook_v, value))
         )
-        site.saw_mask(mask, options["is_causal"], query.shape[-2], key.shape[-2])
-        z = None
-        if site.hooked("hook_attn_scores", "hook_pattern"):
-            scores, pattern = attention_of(query, key, mask, **options)
-            new_scores, rescored = through(site.hook_attn_scores, scores)
-            new_pattern, replaced = through(site.hook_pattern, new_scores.softmax(-1) if rescored else pattern)
-            if rescored or replaced:
-                values = value.repeat_interleave(query.shape[1] // value.shape[1], dim=1)
-                z = new_pattern.to(values.dtype) @ values
-        if z is None:
-            z = SCALED(query, key, value, mask, dropout, **options)
-        return at_heads(site.hook_z, z)
+        site.saw_mask(attn_mask, is_causal, query.shape[-2], key.shape[-2])
+        pattern = self._replaced(site, query, key, attn_mask, options)
+        if pattern is None:
+            return at_heads(site.hook_z, SCALED(query, key, value, attn_mask, dropout_p, **options))
+        if value.ndim == 4:
+            value = value.repeat_interleave(query.shape[1] // value.shape[1], dim=1)
+        return at_heads(site.hook_z, pattern.to(value.dtype) @ value)
+
+    def _replaced(
+        self, site: Any, query: Tensor, key: Tensor, mask: Tensor | None, options: dict[str, Any]
+    ) -> Tensor | None:
+        """Passes scores and pattern through their hook points; returns the pattern if a hook replaced one of them."""
+        if not site.hooked("hook_attn_scores", "hook_pattern"):
+            return None
+        scores, pattern = attention_of(query, key, mask, **options)
+        new_scores, rescored = through(site.hook_attn_scores, scores)
+        new_pattern, replaced = through(site.hook_pattern, new_scores.softmax(-1) if rescored else pattern)
+        return new_pattern if rescored or replaced else None
 
     def softmax(self, func: Callable[..., Tensor], scores: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         site: Any = None
@@ -138,12 +130,12 @@ class HookedSeam(Seam):
             site = self.sites.get(("softmax", *self.tracker.next("softmax")))
         if site is None:
             return func(scores, *args, **kwargs)
-        site.saw_mask(scores.detach(), False, *scores.shape[-2:])
-        pattern: Tensor = site.hook_pattern(func(site.hook_attn_scores(scores), *args, **kwargs))
-        return pattern
+        site.saw_mask(scores, False, *scores.shape[-2:])
+        scores = at_pattern(site.hook_attn_scores, scores)
+        return at_pattern(site.hook_pattern, func(scores, *args, **kwargs))
 
     def product(self, func: Callable[..., Tensor], left: Tensor, right: Tensor) -> Tensor:
-        if left.ndim != 4 or right.ndim != 4:
+        if left.ndim != right.ndim or left.ndim not in (3, 4):
             return func(left, right)
         at = self.tracker.next("product")
         scoring: Any = self.scoring.get(at)
@@ -156,14 +148,52 @@ class HookedSeam(Seam):
 
 
 def at_heads(point: HookPoint, x: Tensor) -> Tensor:
-    """Passes `x` [batch, head, position, d_head] through a hook point that sees [batch, position, head, d_head]."""
-    seen = x.transpose(1, 2)
+    """Passes `x` [batch, head, position, d_head] through a hook point that sees [batch, position, head, d_head].
+
+    If `x` is [batch, position, d_head], there is one head.
+    """
+    seen = x[:, :, None] if x.ndim == 3 else x.transpose(1, 2)
+    given: Tensor = point(seen)
+    if given is seen:
+        return x
+    return given[:, :, 0] if x.ndim == 3 else given.transpose(1, 2)
+
+
+def at_pattern(point: HookPoint, x: Tensor) -> Tensor:
+    """Passes `x` [batch, head, query, key], or [batch, query, key] of one head, through a hook point with heads."""
+    if x.ndim == 4:
+        given: Tensor = point(x)
+        return given
+    seen = x[:, None]
     given = point(seen)
-    return x if given is seen else given.transpose(1, 2)
+    return x if given is seen else given[:, 0]
 
 
 def through(point: HookPoint, x: Tensor) -> tuple[Tensor, bool]:
-    """Passes `x` through a hook point; returns what comes out, and whether a hook replaced or changed it."""
+    """Does what `at_pattern` does; returns what comes out, and whether a hook replaced or changed it."""
     version = x._version
-    given = point(x)
+    given = at_pattern(point, x)
     return given, given is not x or given._version != version
+
+
+def into(point: HookPoint) -> Callable[..., Any]:
+    """Returns a forward pre-hook that passes the first tensor that a module takes through `point`."""
+
+    def started(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:  # noqa: ARG001
+        if args and isinstance(args[0], Tensor):
+            return (point(args[0]), *args[1:]), kwargs
+        name = next(name for name, value in kwargs.items() if isinstance(value, Tensor))
+        return args, {**kwargs, name: point(kwargs[name])}
+
+    return started
+
+
+def out_of(point: HookPoint) -> Callable[..., Any]:
+    """Returns a forward hook that passes a module's output, or the first entry of a tuple, through `point`."""
+
+    def ended(module: nn.Module, args: Any, output: Any) -> Any:  # noqa: ARG001
+        if isinstance(output, tuple):
+            return (point(output[0]), *output[1:])
+        return point(output)
+
+    return ended

@@ -7,6 +7,7 @@ wrote the model. Nothing is installed before or after the block.
 from __future__ import annotations
 
 import inspect
+import threading
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -42,15 +43,16 @@ class Tracker:
         self.counts[path, what] += 1
         return path, self.counts[path, what] - 1
 
+    def restart(self) -> None:
+        """Starts a new pass."""
+        self.running.clear()
+        self.counts.clear()
+
     @contextmanager
     def following(self) -> Iterator[None]:
         """Follows the modules with forward hooks, which are removed at the end."""
 
-        def started(module: nn.Module, args: Any) -> None:  # noqa: ARG001
-            self.running.clear()
-            self.counts.clear()
-
-        handles = [self.root.register_forward_pre_hook(started, prepend=True)]
+        handles = [self.root.register_forward_pre_hook(lambda *_: self.restart(), prepend=True)]
         for path, module in self.modules.items():
             handles.append(module.register_forward_pre_hook(lambda *_, at=path: self.running.append(at)))
             handles.append(module.register_forward_hook(lambda *_: _pop(self.running), always_call=True))
@@ -76,7 +78,8 @@ class Seam(TorchFunctionMode):
         if func is MULTIHEAD:
             return self._multihead(*args, **kwargs)
         if func in SOFTMAX:
-            return self.softmax(func, *args, **kwargs)
+            scores, *rest = args or (kwargs["input"],)
+            return self.softmax(func, scores, *rest, **{name: x for name, x in kwargs.items() if name != "input"})
         if func in PRODUCT and not kwargs:
             return self.product(func, *args)
         return func(*args, **kwargs)
@@ -93,8 +96,8 @@ class Seam(TorchFunctionMode):
         """Replaces every product of two matrices or batches of them."""
         return func(left, right)
 
-    def shared_input(self, shared: bool) -> None:
-        """Reports whether queries and keys of the next attention are made of the same tensor."""
+    def sources(self, query: Tensor, key: Tensor) -> None:
+        """Is called with the tensors that queries and keys of the next attention are made of, if they are known."""
 
     def _multihead(self, *args: Any, **kwargs: Any) -> Any:
         """Runs `F.multi_head_attention_forward` so that the attention inside it passes through `attend`.
@@ -105,10 +108,14 @@ class Seam(TorchFunctionMode):
         call = inspect.signature(MULTIHEAD).bind(*args, **kwargs)
         call.apply_defaults()
         asked, call.arguments["need_weights"] = call.arguments["need_weights"], False
-        self.shared_input(call.arguments["query"] is call.arguments["key"])
+        query, key = call.arguments["query"], call.arguments["key"]
+        self.sources(query, key)
         patterns: list[Tensor] = []
+        own_thread = threading.get_ident()
 
         def attend(query: Tensor, key: Tensor, value: Tensor, *rest: Any, **options: Any) -> Tensor:
+            if threading.get_ident() != own_thread:
+                return SCALED(query, key, value, *rest, **options)
             if asked:
                 patterns.append(attention_of(query, key, *rest[:1], **_without_dropout(options))[1])
             return self.attend(query, key, value, *rest, **options)
@@ -121,7 +128,7 @@ class Seam(TorchFunctionMode):
         if not asked:
             return output, None
         weights = patterns[0].mean(1) if call.arguments["average_attn_weights"] else patterns[0]
-        return output, weights if call.arguments["query"].ndim == 3 else weights.squeeze(0)
+        return output, weights if query.ndim == 3 else weights.squeeze(0)
 
 
 def _without_dropout(options: Mapping[str, Any]) -> dict[str, Any]:

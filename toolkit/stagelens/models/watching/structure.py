@@ -1,50 +1,100 @@
 """Structure: which modules of a watched model are its blocks, projections, embedding and unembedding.
 
 Nothing is guessed from names. A module plays a part if what it computed in one pass says so: the projection of values
-is the linear map whose output is the values, the unembedding is the one whose output is the logits.
+is the linear map whose output is the values, the unembedding is the one whose output is the logits. If two modules
+computed the same, as they do if all weights are zero, neither is chosen.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
-CLOSE = 1e-4  # relative to the largest entry; two ways to compute one tensor round differently
+from stagelens.models.watching.discovery import Call
+from stagelens.models.watching.projections import Heads, Linear, Used, find_heads, linear_of, same
 
 
-@dataclass
-class Heard:
-    """The first tensor that went into each module and came out of it, by path, in the order of the calls' ends."""
+@dataclass(frozen=True)
+class Structure:
+    """The parts of a model that one pass showed."""
 
-    inputs: dict[str, Tensor] = field(default_factory=dict)
-    outputs: dict[str, Tensor] = field(default_factory=dict)
+    embedding: Linear | None = None  # its matrix is [token, d_model]
+    unembedding: Linear | None = None
+    heads: Sequence[Heads] = ()  # of each layer
+    blocks: Sequence[str] = ()  # the path of each layer's block; empty if there are none
+    branches: Sequence[tuple[str, str] | None] = ()  # of each block: the paths of attention and MLP
+    final_norm: str | None = None
+
+
+def find_structure(
+    model: nn.Module,
+    calls: Sequence[Call],
+    tokens: Tensor | None,
+    run: Callable[[], tuple[Any, Sequence[Mapping[str, Tensor]]]],
+) -> Structure:
+    """Returns the parts that play a role in a pass.
+
+    Args:
+        calls: The attention of each layer.
+        run: Makes the pass. Returns the logits, and `hook_q`, `hook_k`, `hook_v`, `hook_z` of each layer at the first
+            and the last position, [batch, 2, head, d_head].
+    """
+    modules = dict(model.named_modules())
+    with recording(modules) as used:
+        logits, caught = run()
+    linears = [(one, linear) for one in used if (linear := linear_of(one, modules[one.path])) is not None]
+    embeddings = [one for one in used if isinstance(modules[one.path], nn.Embedding)]
+    embedding = next((one.path for one in embeddings if tokens is not None and same(one.given, tokens)), None)
+    made = ends(logits) if isinstance(logits, Tensor) else None
+    unembedding = next((linear for one, linear in reversed(linears) if made is not None and same(one.made, made)), None)
+    first: dict[str, Used] = {}
+    for one in used:
+        first.setdefault(one.path, one)
+    blocks = find_blocks([call.path for call in calls], first)
+    return Structure(
+        embedding=Linear(f"{embedding}.weight") if embedding else None,
+        unembedding=unembedding,
+        heads=[
+            find_heads(call.path, modules[call.path], one, linears) for call, one in zip(calls, caught, strict=True)
+        ],
+        blocks=blocks,
+        branches=[find_branches(block, call.path, first) for block, call in zip(blocks, calls, strict=False)],
+        final_norm=find_final_norm(blocks, modules, first),
+    )
 
 
 @contextmanager
-def hearing(modules: Mapping[str, nn.Module]) -> Iterator[Heard]:
-    """Stores inputs and outputs of `modules` while the block lasts."""
-    heard = Heard()
+def recording(modules: Mapping[str, nn.Module]) -> Iterator[list[Used]]:
+    """Notes what every call of `modules` takes and gives while the block lasts, in the order of the calls' ends."""
+    used: list[Used] = []
 
-    def hear(path: str) -> Callable[..., None]:
+    def note(path: str) -> Callable[..., None]:
         def ended(module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:  # noqa: ARG001
-            given = first_tensor((*args, *kwargs.values()))
-            made = first_tensor(output)
-            if given is not None and made is not None and path not in heard.inputs:
-                heard.inputs[path], heard.outputs[path] = given.detach().clone(), made.detach().clone()
+            given, made = first_tensor((*args, *kwargs.values())), first_tensor(output)
+            if given is not None and made is not None:
+                used.append(Used(path, ends(given), ends(made)))
 
         return ended
 
-    handles = [module.register_forward_hook(hear(path), with_kwargs=True) for path, module in modules.items()]
+    handles = [module.register_forward_hook(note(path), with_kwargs=True) for path, module in modules.items()]
     try:
-        yield heard
+        yield used
     finally:
         for handle in handles:
             handle.remove()
+
+
+def ends(x: Tensor) -> Tensor:
+    """Returns a copy of the first and last position of activations [batch, position, width], or of all of `x`.
+
+    Two positions are enough to tell modules apart, and little to store.
+    """
+    return (x[:, [0, -1]] if x.ndim == 3 else x).detach().clone()
 
 
 def first_tensor(value: Any) -> Tensor | None:
@@ -58,188 +108,66 @@ def first_tensor(value: Any) -> Tensor | None:
     return None
 
 
-def same(a: Tensor, b: Tensor) -> bool:
-    """Whether two tensors of one shape have the same entries, up to rounding."""
-    if a.shape != b.shape:
+def find_blocks(paths: Sequence[str], used: Mapping[str, Used]) -> list[str]:
+    """Returns the block of each attending module, such as `h.0`; an empty list if some module has none.
+
+    A block is in a list of modules, contains one attending module, and keeps the shape of the residual stream. An
+    attending module in a list, such as `layers.0`, is a block itself if the next one takes what it gives.
+    """
+    blocks = [next((block for block in _around(path) if _is_block(block, paths, used)), "") for path in paths]
+    if not all(blocks) or len(set(blocks)) < len(blocks):
+        return []
+    if any(block in paths for block in blocks):
+        chained = (same(used[one].made, used[other].given) for one, other in pairwise(blocks))
+        return blocks if len(blocks) > 1 and all(chained) else []
+    return blocks
+
+
+def _around(path: str) -> Iterator[str]:
+    """Yields the modules around `path`, and itself, that are in a list, from the outermost to the innermost."""
+    parts = path.split(".")
+    prefixes = (".".join(parts[:n]) for n in range(1, len(parts) + 1))
+    return (prefix for prefix in prefixes if prefix.rpartition(".")[2].isdigit())
+
+
+def _is_block(block: str, paths: Sequence[str], used: Mapping[str, Used]) -> bool:
+    one = used.get(block)
+    if one is None or one.given.shape != one.made.shape or not one.given.is_floating_point():
         return False
-    a, b = a.float(), b.to(a.device).float()
-    return bool((a - b).abs().max() <= CLOSE * b.abs().max().clamp(min=torch.finfo(torch.float32).tiny))
+    return sum(path == block or path.startswith(f"{block}.") for path in paths) == 1
 
 
-@dataclass(frozen=True)
-class Linear:
-    """A parameter that is the matrix W [out, in] of a linear map x W^T + b, or its transpose."""
+def find_branches(block: str, attention: str, used: Mapping[str, Used]) -> tuple[str, str] | None:
+    """Returns the paths of the two children of a block that add to the residual stream: attention and MLP.
 
-    parameter: str  # its path
-    transposed: bool = False
-
-    def matrix(self, model: nn.Module) -> Tensor:
-        """Returns W [out, in] as it is now."""
-        weight = model.get_parameter(self.parameter)
-        return weight.mT if self.transposed else weight
-
-    def moved(self, block: str, other: str) -> Linear:
-        """Returns the same parameter of another block."""
-        return replace(self, parameter=other + self.parameter.removeprefix(block))
-
-
-@dataclass(frozen=True)
-class Structure:
-    """The parts of a model that one pass showed. Those of blocks are of the first block."""
-
-    embedding: Linear | None = None  # its matrix is [token, d_model]
-    unembedding: Linear | None = None
-    final_norm: str | None = None
-    branches: tuple[str, str] | None = None  # children of a block that write to the residual stream: attention, MLP
-    heads: Mapping[str, tuple[Linear, Tensor]] = field(default_factory=dict)  # W_Q ...: matrix, and rows [head, d_head]
-
-
-def find_structure(
-    model: nn.Module,
-    blocks: Sequence[str],
-    attention: str,
-    tokens: Tensor | None,
-    run: Callable[[], tuple[Any, Mapping[str, Tensor]]],
-) -> Structure:
-    """Returns the parts that play a role in a pass.
-
-    Args:
-        blocks: The paths of the blocks, in order; empty if there are none.
-        attention: The path of the first layer's attention.
-        run: Makes the pass. Returns the logits, and `hook_q`, `hook_k`, `hook_v`, `hook_z` of the first layer.
+    For them, resid_pre + attn_out + mlp_out = resid_post. Returns None if there are none. Of several the last counts: a
+    dropout after the MLP gives what is added.
     """
-    modules = dict(model.named_modules())
-    first = f"{blocks[0]}." if blocks else "*"
-    heads_at = {path: module for path, module in modules.items() if path.startswith(first)}
-    around = {
-        path: module
-        for path, module in modules.items()
-        if path and not list(module.children()) and not any(path.startswith(f"{block}.") for block in blocks)
-    }
-    ends = {path: modules[path] for path in (*blocks[:1], *blocks[-1:])}
-    with hearing({**around, **ends, **heads_at}) as heard:
-        logits, caught = run()
-    linears = {path: one for path in heard.inputs if (one := linear_of(path, modules[path], heard))}
-    inside = {path: one for path, one in linears.items() if path in heads_at}
-    embeddings = [path for path in heard.inputs if isinstance(modules[path], nn.Embedding)]
-    takes_tokens = (path for path in embeddings if tokens is not None and same(heard.inputs[path], tokens))
-    makes_logits = (path for path in linears if isinstance(logits, Tensor) and same(heard.outputs[path], logits))
-    embedding, unembedding = next(takes_tokens, None), next(makes_logits, None)
-    return Structure(
-        embedding=Linear(f"{embedding}.weight") if embedding else None,
-        unembedding=linears[unembedding] if unembedding else None,
-        final_norm=final_norm(blocks[-1], around, heard) if blocks else None,
-        branches=branches(blocks[0], attention, heard) if blocks else None,
-        heads=head_matrices(attention, modules[attention], caught, inside, heard) if blocks else {},
-    )
-
-
-def linear_of(path: str, module: nn.Module, heard: Heard) -> Linear | None:
-    """Returns the weight of a module, if what it computed shows that it is a linear map."""
-    weight, bias = getattr(module, "weight", None), getattr(module, "bias", None)
-    x, y = heard.inputs[path], heard.outputs[path]
-    if not isinstance(weight, nn.Parameter) or weight.ndim != 2 or not x.is_floating_point():
+    children = [path for path in used if path.rpartition(".")[0] == block]
+    attn = ".".join(attention.split(".")[: block.count(".") + 2])
+    if attn not in children:
         return None
-    offset = bias.detach().float() if isinstance(bias, Tensor) else 0.0
-    for transposed in (False, True):
-        matrix = (weight.mT if transposed else weight).detach().float()  # [out, in]
-        if matrix.shape == (y.shape[-1], x.shape[-1]) and same(x.float() @ matrix.mT + offset, y):
-            return Linear(f"{path}.weight", transposed)
+    whole, attn_out = used[block], used[attn].made
+    for path in reversed(children):
+        out = used[path].made
+        adds = path != attn and out.shape == attn_out.shape == whole.made.shape
+        if adds and same(whole.given + attn_out + out, whole.made):
+            return attn, path
     return None
 
 
-def head_matrices(
-    path: str, module: nn.Module, caught: Mapping[str, Tensor], linears: Mapping[str, Linear], heard: Heard
-) -> dict[str, tuple[Linear, Tensor]]:
-    """Returns the matrices that make queries, keys and values, and the one that takes z, with the rows of each head.
-
-    The rows of W_O are its input features.
-    """
-    if "hook_z" not in caught:
-        return {}
-    z = caught["hook_z"]
-    n_heads, d_head = z.shape[2:]
-    own = torch.arange(n_heads * d_head).view(n_heads, d_head)
-    if isinstance(module, nn.MultiheadAttention):  # it has its matrices itself
-        if module.in_proj_weight is None:
-            return {}
-        fused = Linear(f"{path}.in_proj_weight")
-        parts = {f"W_{name}": (fused, own + i * own.numel()) for i, name in enumerate("QKV")}
-        return {**parts, "W_O": (Linear(f"{path}.out_proj.weight"), own)}
-    made = {f"W_{name.upper()}": caught[f"hook_{name}"] for name in "qkv"}
-    found = {name: projection(x, i, n_heads, linears, heard) for i, (name, x) in enumerate(made.items())}
-    taking = (one for name, one in linears.items() if same(heard.inputs[name], z.flatten(2)))
-    output = next(taking, None)
-    found["W_O"] = None if output is None else (output, own)
-    return {
-        name: (one[0], one[1].repeat_interleave(n_heads // len(one[1]), dim=0))  # grouped keys: once for each head
-        for name, one in found.items()
-        if one is not None
-    }
-
-
-def final_norm(last: str, around: Mapping[str, nn.Module], heard: Heard) -> str | None:
-    """Returns the path of the module that normalizes the last block's output: it takes it and keeps its shape."""
-    stream = heard.outputs.get(last)
-    for path, module in around.items():
-        vectors = all(parameter.ndim <= 1 for parameter in module.parameters())
-        if stream is not None and path in heard.inputs and vectors and same(heard.inputs[path], stream):
-            return path if heard.outputs[path].shape == stream.shape else None
+def find_final_norm(blocks: Sequence[str], modules: Mapping[str, nn.Module], used: Mapping[str, Used]) -> str | None:
+    """Returns the path of the module that normalizes the last block's output, whatever the scale of it."""
+    for path, one in used.items():
+        inside = any(path == block or path.startswith(f"{block}.") for block in blocks)
+        if blocks and not inside and not list(modules[path].children()):
+            stream, module = used[blocks[-1]].made, modules[path]
+            if same(one.given, stream) and one.made.shape == stream.shape and _has_no_scale(module, stream):
+                return path
     return None
 
 
-def layouts(size: int, n_heads: int, n_key_heads: int, d_head: int, part: int) -> Iterator[Tensor]:
-    """Yields int [head, d_head]: the rows of a projection of `size` rows that may make queries, keys or values.
-
-    `part` is 0, 1 or 2. The rows of the three are a module's own, or fused: one after the other, or head by head.
-    """
-    counts = (n_heads, n_key_heads, n_key_heads)
-    if size == counts[part] * d_head:
-        yield torch.arange(size).view(-1, d_head)
-    if size == sum(counts) * d_head:
-        start = sum(counts[:part]) * d_head
-        yield torch.arange(start, start + counts[part] * d_head).view(-1, d_head)
-        if n_heads == n_key_heads:
-            yield torch.arange(size).view(n_heads, 3, d_head)[:, part]
-
-
-def projection(
-    made: Tensor, part: int, n_heads: int, linears: Mapping[str, Linear], heard: Heard
-) -> tuple[Linear, Tensor] | None:
-    """Returns the linear map that made `made` [batch, position, head, d_head], and its rows [head, d_head].
-
-    Only position 0 is compared: rotary positions leave it as it is. Grouped keys may have been repeated for each head.
-    """
-    n_key_heads = made.shape[2]
-    d_head = made.shape[3]
-    divisors = [n for n in range(n_key_heads, 0, -1) if n_key_heads % n == 0] if part else [n_heads]
-    for path, linear in linears.items():
-        out = heard.outputs[path]
-        if out.ndim != 3 or out.shape[:2] != made.shape[:2]:
-            continue
-        for groups in divisors:
-            for rows in layouts(out.shape[-1], n_heads, groups, d_head, part):
-                rows = rows.repeat_interleave(made.shape[2] // len(rows), dim=0)
-                if same(out[:, 0, rows], made[:, 0]):
-                    return linear, rows
-    return None
-
-
-def branches(block: str, attention: str, heard: Heard) -> tuple[str, str] | None:
-    """Returns the names of the two parts of a block whose outputs add to the residual stream: attention and MLP.
-
-    They are children of the block with resid_pre + attn_out + mlp_out = resid_post. None if there are none.
-    """
-    prefix = f"{block}."
-    names = [path.removeprefix(prefix) for path in heard.outputs if path.startswith(prefix)]
-    children = [name for name in names if "." not in name]
-    attn = attention.removeprefix(prefix).split(".")[0]
-    before, after = heard.inputs.get(block), heard.outputs.get(block)
-    if before is None or after is None or attn not in children:
-        return None
-    attn_out = heard.outputs[f"{prefix}{attn}"]
-    for name in children:
-        out = heard.outputs[f"{prefix}{name}"]
-        if name != attn and out.shape == attn_out.shape == before.shape and same(before + attn_out + out, after):
-            return attn, name
-    return None
+def _has_no_scale(module: nn.Module, x: Tensor) -> bool:
+    with suppress(Exception):  # a module that cannot be called on `x` alone is not a norm
+        return same(module(100 * x), module(1000 * x))
+    return False

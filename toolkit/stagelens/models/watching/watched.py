@@ -2,24 +2,23 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
-from torch.nn.attention import SDPBackend, sdpa_kernel
 from transformer_lens import HookedRootModule
 from transformer_lens.hook_points import HookPoint
 
-from stagelens.base import UsageError, untouched_rng
-from stagelens.models.watching.calling import Forward, call_model, logits_of, tokens_of, unwrapped
-from stagelens.models.watching.discovery import Call, blocks_of, find_attention
-from stagelens.models.watching.points import AttentionPoints, HookedSeam
+from stagelens.base import UsageError
+from stagelens.models.watching.calling import Forward, call_model, logits_of, name_of_tokens, tokens_of, unwrapped
+from stagelens.models.watching.discovery import Call, find_attention
+from stagelens.models.watching.modes import at_rest, twice_differentiable, uncompiled
+from stagelens.models.watching.points import AttentionPoints, HookedSeam, into, out_of
 from stagelens.models.watching.seam import Tracker
-from stagelens.models.watching.structure import Structure, find_structure
+from stagelens.models.watching.structure import Structure, find_structure, first_tensor
 
 CONTEXT_KEYS = ("max_position_embeddings", "n_positions", "block_size", "n_ctx")  # of a model's own config
 LOOKED_FOR = "F.scaled_dot_product_attention, nn.MultiheadAttention, or a softmax over [batch, head, query, key]"
@@ -44,6 +43,8 @@ def watch(model: nn.Module, example: Any, forward: Forward | None = None) -> Wat
     """
     if not isinstance(model, nn.Module):
         raise UsageError(f"the model is a {type(model).__name__}; expected a torch.nn.Module")
+    if isinstance(model, torch.jit.ScriptModule):
+        raise UsageError("the model was compiled by torch.jit, which hides its attention; watch the model before that")
     return Watched(unwrapped(model), example, forward)
 
 
@@ -72,12 +73,10 @@ class Watched(HookedRootModule):  # type: ignore[misc]
         super().__init__()
         object.__setattr__(self, "model", model)  # not a submodule yet: `setup` writes a name into every submodule
         self._forward = forward or call_model
-        self._seeing = False
-        calls = self._find_attention(example)
-        self.layers = self._add_attention(calls)  # the self-attentions
-        self._blocks = blocks_of([site.call.path for site in self.layers]) or []
-        for block in self.blocks[: len(self._blocks)]:
-            block.hook_resid_pre, block.hook_resid_post = HookPoint(), HookPoint()
+        self._tracker: Tracker | None = None  # of the seam that is installed
+        self._tokens_name = name_of_tokens(example)
+        self.structure = Structure()
+        self.layers = self._add_attention(self._find_attention(example))  # the self-attentions
         self.setup()
         self.structure = self._find_structure(example)
         self._add_structure()
@@ -87,12 +86,18 @@ class Watched(HookedRootModule):  # type: ignore[misc]
         self.model = model
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """Returns the logits of the user's model on a batch, or on its own keyword arguments."""
+        """Returns the logits of the user's model on a batch, or on its own arguments.
+
+        If batches are mappings, tokens alone are given to the model under their name there.
+        """
         hooked = any(point.fwd_hooks or point.bwd_hooks for point in self.hook_points())
         with self._seam() if hooked else uncompiled():
-            if len(args) == 1 and not kwargs:
-                return self._forward(self.model, args[0])
-            return logits_of(self.model(*args, **kwargs))
+            if self._tracker is not None:
+                self._tracker.restart()
+            if len(args) != 1 or kwargs:
+                return logits_of(self.model(*args, **kwargs))
+            tokens_alone = isinstance(args[0], Tensor) and self._tokens_name is not None
+            return self._forward(self.model, {self._tokens_name: args[0]} if tokens_alone else args[0])
 
     @contextmanager
     def hooks(self, *args: Any, **kwargs: Any) -> Iterator[Any]:
@@ -122,7 +127,7 @@ class Watched(HookedRootModule):  # type: ignore[misc]
         chosen = loss
 
         def on_own_model(watched: Watched, batch: Any) -> Tensor:
-            with uncompiled(), _twice_differentiable():
+            with uncompiled(), twice_differentiable():
                 return chosen(watched.model, batch)
 
         return on_own_model
@@ -156,7 +161,9 @@ class Watched(HookedRootModule):  # type: ignore[misc]
         name = type(self.model).__name__
         with at_rest(self.model):
             try:
-                calls = find_attention(self.model, lambda: self._logits(example))
+                given = first_tensor(tokens_of(example) if tokens_of(example) is not None else example)
+                n_batch = len(given) if given is not None and given.ndim else None
+                calls = find_attention(self.model, lambda: self._logits(example), n_batch)
             except UsageError:
                 raise
             except Exception as error:
@@ -165,7 +172,12 @@ class Watched(HookedRootModule):  # type: ignore[misc]
                     f"{name} cannot be called on the batch ({reason}); give a batch that it takes, or "
                     "forward=function(model, batch) that returns logits"
                 ) from error
-        if all(call.cross for call in calls):
+        if calls and all(call.cross for call in calls):
+            raise UsageError(
+                f"no self-attention was seen in {name} on the batch: in every attention the keys are of another source "
+                "or number than the queries"
+            )
+        if not calls:
             raise UsageError(
                 f"no attention was seen in {name} on the batch: looked for {LOOKED_FOR}; flash-attn and flex kernels "
                 "cannot be seen, so load the model with sdpa or eager attention"
@@ -190,19 +202,27 @@ class Watched(HookedRootModule):  # type: ignore[misc]
         return own
 
     def _find_structure(self, example: Any) -> Structure:
-        caught: dict[str, Tensor] = {}
+        caught: list[dict[str, Tensor]] = [{} for _ in self.layers]
 
-        def catch(value: Tensor, hook: Any) -> None:
-            caught.setdefault(hook.name.rpartition(".")[2], value.detach().clone())
+        def catch(layer: int, name: str) -> Callable[..., None]:
+            def ended(value: Tensor, hook: Any) -> None:  # noqa: ARG001  TransformerLens passes it by name
+                caught[layer].setdefault(name, value[:, [0, -1]].detach().clone())
 
-        names = [name for name in self.hook_dict if name.startswith("blocks.0.attn.hook_") and name[-2:] in HEADS]
+            return ended
 
-        def run() -> tuple[Any, Mapping[str, Tensor]]:
-            with self.hooks(fwd_hooks=[(name, catch) for name in names]):
+        hooks = [
+            (f"blocks.{layer}.attn.{name}", catch(layer, name))
+            for layer, site in enumerate(self.layers)
+            for name in HEADS
+            if hasattr(site, name)
+        ]
+
+        def run() -> tuple[Any, list[dict[str, Tensor]]]:
+            with self.hooks(fwd_hooks=hooks):
                 return self._forward(self.model, example), caught
 
         with at_rest(self.model):
-            return find_structure(self.model, self._blocks, self.layers[0].call.path, tokens_of(example), run)
+            return find_structure(self.model, [site.call for site in self.layers], tokens_of(example), run)
 
     def _add_structure(self) -> None:
         """Adds the hook points of the parts that were found, and lets every layer read its matrices."""
@@ -210,13 +230,12 @@ class Watched(HookedRootModule):  # type: ignore[misc]
         if parts.final_norm is not None:
             self.ln_final = nn.Module()
             self.ln_final.hook_normalized = HookPoint()
-        for block, path, site in zip(self.blocks, self._blocks, self.layers, strict=False):
-            if parts.branches is not None:
+        for block, branches in zip(self.blocks, parts.branches, strict=False):
+            block.hook_resid_pre, block.hook_resid_post = HookPoint(), HookPoint()
+            if branches is not None:
                 block.hook_attn_out, block.hook_mlp_out = HookPoint(), HookPoint()
-            site.connect(
-                self.model,
-                {name: (one.moved(self._blocks[0], path), rows) for name, (one, rows) in parts.heads.items()},
-            )
+        for site, heads in zip(self.layers, parts.heads, strict=True):
+            site.connect(self.model, heads)
 
     def _config(self) -> WatchedConfig:
         calls = [site.call for site in self.layers]
@@ -236,12 +255,14 @@ class Watched(HookedRootModule):  # type: ignore[misc]
     @contextmanager
     def _seam(self) -> Iterator[None]:
         """Makes attention and residual stream pass through the hook points while the block lasts."""
-        if self._seeing:
+        if self._tracker is not None:
             yield
             return
         attending = {site.call.path for site in self._sites}
-        tracker = Tracker(self.model, {path: one for path, one in self.model.named_modules() if path in attending})
-        self._seeing = True
+        modules = dict(self.model.named_modules())
+        children = {path for path in modules if path and path.rpartition(".")[0] in attending}
+        tracker = Tracker(self.model, {path: modules[path] for path in attending | children})
+        self._tracker = tracker
         try:
             with ExitStack() as stack:
                 stack.enter_context(uncompiled())
@@ -251,26 +272,19 @@ class Watched(HookedRootModule):  # type: ignore[misc]
                 stack.enter_context(HookedSeam(tracker, self._sites))
                 yield
         finally:
-            self._seeing = False
+            self._tracker = None
 
     def _stream_hooks(self) -> Iterator[Any]:
         """Registers forward hooks that pass the residual stream through its hook points; yields their handles."""
-        for block, path in zip(self.blocks, self._blocks, strict=False):
-            module = self.model.get_submodule(path)
-            yield module.register_forward_pre_hook(into(block.hook_resid_pre), with_kwargs=True)
-            yield module.register_forward_hook(out_of(block.hook_resid_post))
-            if hasattr(block, "hook_attn_out") and self.structure.branches is not None:
-                attn, mlp = (self.model.get_submodule(f"{path}.{name}") for name in self.structure.branches)
-                yield attn.register_forward_hook(out_of(block.hook_attn_out))
-                yield mlp.register_forward_hook(out_of(block.hook_mlp_out))
-        if hasattr(self, "ln_final") and self.structure.final_norm is not None:
-            norm = self.model.get_submodule(self.structure.final_norm)
-            yield norm.register_forward_hook(out_of(self.ln_final.hook_normalized))
-
-
-def _twice_differentiable() -> AbstractContextManager[Any]:
-    """With gradients, attention uses torch's plain kernel: the fused ones have no second derivatives."""
-    return sdpa_kernel(SDPBackend.MATH) if torch.is_grad_enabled() else nullcontext()
+        parts, module_at = self.structure, self.model.get_submodule
+        for block, path, branches in zip(self.blocks, parts.blocks, parts.branches, strict=False):
+            yield module_at(path).register_forward_pre_hook(into(block.hook_resid_pre), with_kwargs=True)
+            yield module_at(path).register_forward_hook(out_of(block.hook_resid_post))
+            if branches is not None:
+                yield module_at(branches[0]).register_forward_hook(out_of(block.hook_attn_out))
+                yield module_at(branches[1]).register_forward_hook(out_of(block.hook_mlp_out))
+        if parts.final_norm is not None:
+            yield module_at(parts.final_norm).register_forward_hook(out_of(self.ln_final.hook_normalized))
 
 
 def _own_loss(model: Any, batch: Mapping[str, Any]) -> Tensor:
@@ -279,53 +293,4 @@ def _own_loss(model: Any, batch: Mapping[str, Any]) -> Tensor:
 
 
 MATRICES = ("W_Q", "W_K", "W_V", "W_O")
-HEADS = ("_q", "_k", "_v", "_z")  # ends of the names of the hook points that have a dimension for heads
-
-
-def into(point: HookPoint) -> Callable[..., Any]:
-    """Returns a forward pre-hook that passes a module's first argument through `point`."""
-
-    def started(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:  # noqa: ARG001
-        if args:
-            return (point(args[0]), *args[1:]), kwargs
-        name = next(iter(kwargs))
-        return args, {**kwargs, name: point(kwargs[name])}
-
-    return started
-
-
-def out_of(point: HookPoint) -> Callable[..., Any]:
-    """Returns a forward hook that passes a module's output, or the first entry of a tuple, through `point`."""
-
-    def ended(module: nn.Module, args: Any, output: Any) -> Any:  # noqa: ARG001
-        if isinstance(output, tuple):
-            return (point(output[0]), *output[1:])
-        return point(output)
-
-    return ended
-
-
-@contextmanager
-def at_rest(model: nn.Module) -> Iterator[None]:
-    """Evaluation mode without gradients. Modes and random states are left as found."""
-    modes = [(module, module.training) for module in model.modules()]
-    with untouched_rng(), torch.no_grad():
-        try:
-            for module, _ in modes:
-                module.training = False
-            yield
-        finally:
-            for module, mode in modes:
-                module.training = mode
-
-
-@contextmanager
-def uncompiled() -> Iterator[None]:
-    """Runs compiled functions as they were written, and PyTorch's encoder layers without their fused kernel."""
-    fused = torch.backends.mha.get_fastpath_enabled()
-    with ExitStack() as stack:
-        if "torch._dynamo" in sys.modules:  # otherwise nothing is compiled, and importing it takes seconds
-            stack.enter_context(torch.compiler.set_stance("force_eager"))
-        torch.backends.mha.set_fastpath_enabled(False)
-        stack.callback(torch.backends.mha.set_fastpath_enabled, fused)
-        yield
+HEADS = ("hook_q", "hook_k", "hook_v", "hook_z")  # hook points that have a dimension for heads
