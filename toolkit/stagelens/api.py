@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from stagelens.experiments import Experiment
     from stagelens.host import Host
     from stagelens.runs import Notify, Run
-    from stagelens.training import Ensemble, Progress, Series
+    from stagelens.training import Ensemble, Page, Progress, Series
 
 
 def run(
@@ -162,7 +162,9 @@ def probe_series(
 
 class Recorder(training.Recorder):
     __doc__ = training.Recorder.__doc__
-    page = staticmethod(write_report)
+
+    def _page(self) -> Page:
+        return write_report
 
 
 def _page_of_seeds(runs: Sequence[Run]) -> Path:

@@ -12,7 +12,7 @@ from stagelens.base import UsageError
 from stagelens.experiments import Schedule
 
 
-class StagelensCallback(TrainerCallback):  # type: ignore[misc]
+class StagelensCallback(TrainerCallback):
     """Measures the model while a Hugging Face `Trainer` trains it, and writes a run.
 
         from stagelens.integrations.transformers import StagelensCallback

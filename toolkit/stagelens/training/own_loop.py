@@ -8,7 +8,7 @@ from contextlib import AbstractContextManager, ExitStack
 from datetime import UTC, datetime
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -58,8 +58,6 @@ class Recorder(MemoryRecorder):
     fails is in `problems`, and the others are measured without it.
     """
 
-    page: ClassVar[Page | None] = None  # shows a finished run
-
     def __init__(
         self,
         model: torch.nn.Module,
@@ -96,7 +94,11 @@ class Recorder(MemoryRecorder):
     def finish(self, status: Status = "finished", error: str = "") -> Run | None:
         """Ends the run: stores its stages, draws figures and writes the report. Returns the run, or None."""
         opened, self._opened, self._sink = self._opened, None, self._further
-        return None if opened is None else opened.end(status, error, type(self).page)
+        return None if opened is None else opened.end(status, error, self._page())
+
+    def _page(self) -> Page | None:
+        """Returns what shows the finished run."""
+        return None
 
     def __enter__(self) -> Recorder:
         return self
