@@ -16,7 +16,7 @@ import stagelens as sl
 from kit.browsing import Opened, browser  # noqa: F401
 from kit.written_runs import STEPS, staircase, write_run
 from stagelens.report.pages import write_comparison, write_report
-from stagelens.runs.manifest import Manifest
+from stagelens.runs import manifest
 
 OWN = "window.owned=(window.owned||0)+1"
 ESCAPES = "\x1b[2J\x1b]0;owned\x07\x9b31m\r\u202e[bold]x[/]"
@@ -30,23 +30,24 @@ def poisoned(kind: Any) -> Any:
     """A value of a manifest's field that is hostile wherever it can be."""
     if kind is str:
         return HOSTILE
-    if kind == list[str]:
+    if kind == manifest.Texts:
         return [HOSTILE, HOSTILE]
-    if kind == dict[str, float]:
+    if kind == manifest.NamedNumbers:
         return {HOSTILE: 1.0}
-    if kind == dict[str, str]:
+    if kind == manifest.NamedTexts:
         return {HOSTILE: HOSTILE}
     if kind == dict[str, Any]:
         return {HOSTILE: HOSTILE, "list": [HOSTILE, {HOSTILE: HOSTILE}]}
-    if "dict[str, typing.Any]" in str(kind):  # rows: of stages, of theory, of phases
+    if kind in (manifest.Rows, manifest.Rows | None):  # of stages, of theory, of phases
         texts = dict.fromkeys(("name", "reference", "series", "phase", "layer", "label"), HOSTILE)
         numbers = dict.fromkeys(("start", "end", "level", "drop", "expected", "measured", "error"), 1.0)
         return [texts | numbers | {"kind": "transition"}, texts | numbers | {"kind": HOSTILE}]
     raise AssertionError(f"a manifest has fields of a new kind, {kind}: say how it can be hostile")
 
 
-NUMBERS = (int, int | None, float, float | None)
-FIELDS = {one.name: get_type_hints(Manifest)[one.name] for one in fields(Manifest)}
+NUMBERS = (manifest.Integer, manifest.Integer | None, manifest.Number, manifest.Number | None)
+FIELDS = get_type_hints(manifest.Manifest, include_extras=True)
+FIELDS = {one.name: FIELDS[one.name] for one in fields(manifest.Manifest)}
 FIELDS = {name: kind for name, kind in FIELDS.items() if name not in KNOWN and kind not in NUMBERS}
 
 
@@ -57,9 +58,9 @@ def runs(tmp_path_factory):
     curve = staircase(STEPS, (200, 600), (3.0, 2.0, 1.0))
     labelled = (STEPS % 2, (), (HOSTILE, "b"))
     series = {"loss": curve, HOSTILE: curve, f"{HOSTILE}/of": (curve[:, None] * [1, 2], ("head",)), "l": labelled}
-    manifest = {name: poisoned(kind) for name, kind in FIELDS.items()} | {"seed": 0} | KNOWN
-    write_run(folder, FOLDER, series, **manifest | {"metric": "loss"})
-    write_run(folder, f"{FOLDER}2", series, **manifest | {"stages": None})
+    hostile = {name: poisoned(kind) for name, kind in FIELDS.items()} | {"seed": 0} | KNOWN
+    write_run(folder, FOLDER, series, **hostile | {"metric": "loss"})
+    write_run(folder, f"{FOLDER}2", series, **hostile | {"stages": None})
     return folder
 
 

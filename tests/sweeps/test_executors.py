@@ -171,7 +171,7 @@ def test_ctrl_c_stops_cleanly_and_the_next_call_goes_on(tmp_path) -> None:
     os.killpg(first.pid, signal.SIGINT)  # as a terminal sends it: to the workers too
     _, err = first.communicate(timeout=60)
     assert first.returncode == 130, err
-    assert "the same command goes on from there" in err
+    assert "the same command resumes the sweep" in err
     assert "Traceback" not in err
     again = subprocess.run([*command, "--json"], capture_output=True, text=True, timeout=120)
     assert again.returncode == 0, again.stderr

@@ -18,6 +18,7 @@ from .manifest import (
     Manifest as Manifest,
     Status as Status,
     load_manifest as load_manifest,
+    new_manifest as new_manifest,
     this_process as this_process,
     versions as versions,
 )

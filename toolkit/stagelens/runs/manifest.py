@@ -146,6 +146,15 @@ def load_manifest(folder: Path) -> Manifest:
     return manifest
 
 
+def new_manifest(**values: Any) -> Manifest:
+    """Returns the manifest of a new run. A value that it cannot hold, such as a huge seed, is the user's mistake."""
+    try:
+        return Manifest(**values)
+    except ValidationError as error:
+        key, given, message = first_error(error)
+        raise UsageError(f"{key} is {given}: {message}; give another value") from None
+
+
 def this_process() -> dict[str, Any]:
     """Returns the id of this process and the name of its machine, as a manifest stores them."""
     return {"process": os.getpid(), "host": socket.gethostname()}

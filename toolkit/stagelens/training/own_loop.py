@@ -15,7 +15,18 @@ import torch
 from stagelens.base import UsageError, make_folder, plain, safe_name
 from stagelens.host import make_host
 from stagelens.recording import Recorder as MemoryRecorder
-from stagelens.runs import FILE, Manifest, Run, Status, Store, read_measurements, runs_folder, this_process, versions
+from stagelens.runs import (
+    FILE,
+    Manifest,
+    Run,
+    Status,
+    Store,
+    new_manifest,
+    read_measurements,
+    runs_folder,
+    this_process,
+    versions,
+)
 from stagelens.timelines import Measurement, Reading
 from stagelens.training.writer import Page, Writer, writing
 
@@ -125,7 +136,7 @@ class Recorder(MemoryRecorder):
 
     def _manifest(self, config: Any, stage_names: Sequence[str]) -> Manifest:
         device = next((p.device for p in self.context.model.parameters()), torch.device("cpu"))
-        return Manifest(
+        return new_manifest(
             task=KIND,
             plugin="",
             preset="",

@@ -25,6 +25,7 @@ from stagelens.runs import (
     choose_folder,
     defect_of,
     load_manifest,
+    new_manifest,
     runs_folder,
     this_process,
     versions,
@@ -125,7 +126,7 @@ def _manifest(experiment: Experiment, plugin: str, preset: str, device: str) -> 
     stage_names: list[str] = []
     with noting(problems, "stage_names()", experiment, experiment.stage_names):
         stage_names = [str(name) for name in experiment.stage_names()]
-    return Manifest(
+    return new_manifest(
         task=experiment.id,
         plugin=plugin,
         preset=preset,

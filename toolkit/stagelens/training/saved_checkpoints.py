@@ -18,7 +18,7 @@ from torch import Tensor
 from stagelens.base import EnvironmentFault, UsageError, generator, parse_json, read_text, safe_name
 from stagelens.host import Host, make_host
 from stagelens.recording import Recorder
-from stagelens.runs import FILE, Manifest, Run, Store, check_size, runs_folder, this_process, versions
+from stagelens.runs import FILE, Manifest, Run, Store, check_size, new_manifest, runs_folder, this_process, versions
 from stagelens.training.writer import Page, Progress, Writer, graceful, throttled, writing
 
 CONFIG = "config.json"
@@ -283,7 +283,7 @@ def _new_folder(runs: Path, name: str) -> Path:
 def _manifest(series: Series, recorder: Recorder, measured_on: str) -> Manifest:
     steps = list(series.files)
     has_loss = recorder.context.loss_function is not None
-    return Manifest(
+    return new_manifest(
         task="checkpoints",
         plugin="",
         preset="",
