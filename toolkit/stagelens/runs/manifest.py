@@ -16,7 +16,7 @@ from stagelens.base import EnvironmentFault, UsageError, digest, fits, load_seal
 
 FILE = "run.json"
 FORMAT = 1
-DETECTOR = 5  # of `stages`; raised when the same curve may give other stages or names, so that kept ones are found anew
+DETECTOR = 6  # of `stages`; raised when the same curve may give other stages or names, so that kept ones are found anew
 VECTORIZED = 2  # revision of the training of several seeds together; revision 1 is described in `defects`
 STATUSES = ("running", "finished", "interrupted", "failed")
 # What the rows of a manifest must have; they may have more.
