@@ -13,7 +13,7 @@ from itertools import pairwise
 import numpy as np
 
 from stagelens.stages.one_or_two_moves import second_gain
-from stagelens.stages.pieces import Array, Fit, standard_error
+from stagelens.stages.pieces import LEAST_NOISE, Array, Fit, standard_error
 from stagelens.stages.plateaus import Span, rests
 
 SMALL, SLOPING, SLOWER = 0.04, 0.2, 0.1  # of its neighbour: the least drop; of a move that is so much slower
@@ -35,8 +35,13 @@ class Moves:
 
     @cached_property
     def levels(self) -> Array:
+        """The mean of each plateau's points, without those at which the fitted curve is still off the plateau."""
         fit, curve = self.found, self.found.curve
-        levels = np.array([np.average(fit.v[a:b], weights=fit.long_run[a:b] ** -2.0) for a, b in self.spans])
+        levels = np.empty(len(self.spans))
+        for i, (a, b) in enumerate(self.spans):
+            off = np.abs(curve[a:b] - np.median(curve[a:b]))
+            near = off <= max(LEAST_NOISE, 4 * self.errors[i], off.min())
+            levels[i] = np.average(fit.v[a:b][near], weights=fit.long_run[a:b][near] ** -2.0)
         for i in (0, -1):
             if self.cut[i]:
                 levels[i] = curve[i]

@@ -33,9 +33,9 @@ def times(found: Moves, u: Array, v: Array) -> list[Time]:
     as long as the distance between two points.
     """
     result = []
-    middles = [(u[a] + u[b - 1]) / 2 for a, b in found.spans]
+    middles = [(a + b) // 2 for a, b in found.spans]
     for i, half in enumerate(found.halves()):
-        inside = (u >= middles[i]) & (u <= middles[i + 1])
+        inside = slice(middles[i], middles[i + 1] + 1)
         done = (found.levels[i] - v[inside]) / (found.levels[i] - found.levels[i + 1])
         start, at, end = crossings(u[inside], done) or (found.starts[i], u[half], found.ends[i])
         start, end = (
