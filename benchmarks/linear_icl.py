@@ -18,8 +18,9 @@ from benchmarks.measure import Row, report
 from torch import Tensor
 
 from stagelens.base import generator
-from stagelens_linear_icl.data import Sequences, moments_of, random_covariance, sample_sequences
-from stagelens_linear_icl.descent import Weights, descend, initial_weights, stack
+from stagelens_linear_icl.data import RegressionSequences, moments_of, random_covariance, sample_sequences
+from stagelens_linear_icl.flow import descend
+from stagelens_linear_icl.model import HeadWeights, initial_weights, stack
 
 D, N, H, P = 4, 32, 5, 5000
 LR, W_INIT = 0.4, 0.5
@@ -33,7 +34,7 @@ AGREEMENT_BAR = 1e-9
 class PlainLoop:
     """ATTN(X) of Eq. 2 for all tokens, batched over the sequences, under autograd and SGD."""
 
-    def __init__(self, sequences: Sequences, start: Weights) -> None:
+    def __init__(self, sequences: RegressionSequences, start: HeadWeights) -> None:
         self.X = sequences.tokens.mT  # [P, D+1, N+1]
         self.y = sequences.y[:, -1]
         v, k, q = (torch.from_numpy(part.copy()) for part in start)

@@ -15,9 +15,10 @@ from benchmarks.measure import Row, in_turns, ratio, report
 from stagelens.base import generator
 from stagelens.experiments.training import Training
 from stagelens_recall import theory
+from stagelens_recall.config import SimplifiedConfig
 from stagelens_recall.data import queries_of
 from stagelens_recall.losses import answer_probability
-from stagelens_recall.tasks import Simplified, SimplifiedConfig
+from stagelens_recall.tasks.simplified import Simplified
 
 ROUNDS, STEPS = 9, 10
 

@@ -14,16 +14,17 @@ import torch
 from benchmarks.measure import Row, in_turns, ratio, report
 
 from stagelens.experiments.training import Training
-from stagelens_rich.tasks import Toy, ToyTaskConfig
+from stagelens_rich.config import RichToyConfig
+from stagelens_rich.tasks.toy import RichToy
 
 STEPS = 40  # in a turn
-CONFIG = ToyTaskConfig()
+CONFIG = RichToyConfig()
 
 
 def plain_loop() -> Callable[[], None]:
     """A step of Stage II, by hand."""
     torch.manual_seed(0)
-    model = Toy(CONFIG).build_model()
+    model = RichToy(CONFIG).build_model()
     layer = model.blocks[1]
     model.blocks[0].requires_grad_(False)
     optimizer = torch.optim.SGD(layer.parameters(), lr=CONFIG.lr)
@@ -43,7 +44,7 @@ def plain_loop() -> Callable[[], None]:
 
 def run_loop() -> Callable[[], None]:
     """A step of Stage II, as a run takes it."""
-    training = Training(Toy(CONFIG))
+    training = Training(RichToy(CONFIG))
     steps = iter(range(CONFIG.first_steps, 10**9))
     return lambda: training.advance(next(steps))
 

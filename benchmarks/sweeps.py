@@ -15,9 +15,9 @@ from benchmarks.measure import Row, report
 
 import stagelens as sl
 from stagelens.experiments.flow import integrate
+from stagelens.sweeps import plan_sweep
 from stagelens.sweeps.executors.local import Local
 from stagelens.sweeps.executors.work import perform
-from stagelens.sweeps.sweeping import plan_sweep
 
 
 def two_hundred_points(folder: Path) -> float:

@@ -1,4 +1,5 @@
-"""What the site has beyond the files of this folder: a page per paper, from its plugin's README, and the changelog.
+"""What the site has beyond the files of this folder: a page per paper, from its plugin's README, the public
+names of the rooms, and the changelog.
 
 mkdocs calls the functions below. A paper's page ends with its claims as they were last verified, from `verified/`.
 """
@@ -7,10 +8,14 @@ from __future__ import annotations
 
 import json
 import re
+import sys
 from pathlib import Path
 from typing import Any
 
 from mkdocs.structure.files import File, Files
+
+sys.path.insert(0, str(Path(__file__).parent))
+import public_names
 
 ROOT = Path(__file__).parent.parent
 PAPERS = {"markov": "markov", "linear-icl": "linear_icl", "recall": "recall", "rich": "rich", "emergence": "emergence"}
@@ -23,6 +28,7 @@ def on_files(files: Files, config: Any) -> Files:
         text = readme.read_text(encoding="utf-8")
         text = re.sub(r"\]\((?:\.\./)*docs/", "](../", text) + claims_table(name)
         files.append(File.generated(config, f"papers/{name}.md", content=text))
+    files.append(File.generated(config, "reference/rooms.md", content=public_names.page()))
     files.append(File.generated(config, "changelog.md", content=(ROOT / "CHANGELOG.md").read_text(encoding="utf-8")))
     return files
 

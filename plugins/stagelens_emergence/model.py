@@ -1,4 +1,4 @@
-"""Eq. 2: one attention vector, one weight matrix, as a hooked model."""
+"""The hooked models: the toy model of Eq. 2, and the transformers of Table 1."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from torch import Tensor, nn
 from transformer_lens import HookedRootModule
 from transformer_lens.hook_points import HookPoint
 
-from stagelens.models import ToyConfig
-from stagelens_emergence.data import Draws, Moments
+from stagelens.models import ToyConfig, build_transformer
+from stagelens_emergence.config import EmergenceTransformerConfig
 
 
 class PositionAttention(nn.Module):
-    """y = W sum_t softmax(a)_t x_t: scores of the places alone, which do not see the tokens."""
+    """y = W sum_t softmax(a)_t x_t. The scores a belong to positions and do not depend on the tokens."""
 
     def __init__(self, T: int, W: Tensor) -> None:
         super().__init__()
@@ -26,7 +26,7 @@ class PositionAttention(nn.Module):
         self.hook_z = HookPoint()  # [batch, 1, 1, d]
 
     def forward(self, x: Tensor) -> Tensor:
-        """x [batch, T, d] -> y [batch, d]."""
+        """Maps x [batch, T, d] to y [batch, d]."""
         scores = self.hook_attn_scores(self.a.expand(len(x), 1, 1, -1))
         pattern = self.hook_pattern(scores.softmax(-1))
         v = self.hook_v(x[:, :, None])
@@ -36,7 +36,7 @@ class PositionAttention(nn.Module):
 
 
 class ToyTransformer(HookedRootModule):  # type: ignore[misc]
-    """The toy model, with a = 0 (Assumption 2) and W as given. It knows W* and B, so that it can be measured."""
+    """The toy model (Eq. 2), starting at a = 0 (Assumption 2) and the given W. It stores W* and B for the probes."""
 
     W_star: Tensor
 
@@ -60,45 +60,42 @@ class ToyTransformer(HookedRootModule):  # type: ignore[misc]
 
     @property
     def W(self) -> Tensor:
-        """[d, d]"""
+        """W [d, d]."""
         W: Tensor = self.attention.W
         return W
 
     def attention_parts(self) -> tuple[Tensor, Tensor]:
-        """The attention to each irrelevant token [T - B], and to all relevant ones together."""
+        """Returns the attention to each irrelevant token [T - B], and the total attention to the relevant ones."""
         alpha = self.alpha
         return alpha[: -self.B], alpha[-self.B :].sum()
 
     def along_target(self) -> Tensor:
-        """<W*_:i, W_:i> [d], of each column."""
+        """Returns <W*_:i, W_:i> of each column [d]."""
         return (self.W_star * self.W).sum(0)
 
     def forward(self, x: Tensor) -> Tensor:
-        """x [batch, T, d] -> y [batch, d]."""
+        """Maps x [batch, T, d] to y [batch, d]."""
         y: Tensor = self.attention(x)
         return y
 
 
-def expected_loss(model: ToyTransformer, moments: Moments) -> Tensor:
-    """E |y - y*|^2 / 2, exactly (A.2); its gradients are Eqs. 7 and 8."""
-    W, d = model.W, len(model.W)
-    others, m = model.attention_parts()
-    missed = m * W - model.W_star  # [d, d]
-    return 0.5 * (others.square().sum() * W.square().sum() / d + (missed.square() @ moments.relevant).sum())
+def build_causal(config: EmergenceTransformerConfig, n_ctx: int, seed: int, **inputs: Any) -> Any:
+    """Returns a causal HookedTransformer with sinusoidal positions; `inputs` are d_vocab, or d_in and d_out.
 
-
-def drawn_loss(model: ToyTransformer, draws: Draws) -> Tensor:
-    """The mean of |y - y*|^2 / 2 on n sequences; its value and gradient are distributed as those on whole sequences.
-
-    Of the irrelevant tokens X [T - B, d] the value needs sum_t alpha_t x_t ~ |alpha| N(0, I/d), and the gradient by
-    alpha the x_t . v with v = W^T (y - y*). Given the sum, X is free across alpha, and so these are what the
-    sum says, plus |v| N(0, 1/d) projected off alpha. That part is added as a term whose value is zero.
+    The unembedding starts at 0, so training starts on the plateau: at a loss of 1/2 (D.1), or at chance.
     """
-    others, m = model.attention_parts()
-    size = others.norm()
-    error = (m * draws.relevant + size * draws.context) @ model.W.T - draws.relevant @ model.W_star.T  # [n, d]
-    along = (others / size).detach()
-    across = draws.across - (draws.across @ along)[:, None] * along  # [n, T - B]
-    v = (error @ model.W).detach().norm(dim=-1) / len(model.W) ** 0.5  # [n]
-    loss: Tensor = 0.5 * error.square().sum(-1).mean() + ((across @ others) * v).mean()
-    return loss
+    model = build_transformer(
+        n_layers=config.layers,
+        n_heads=config.heads,
+        d_model=config.d_model,
+        d_head=config.d_head,
+        d_mlp=config.mlp_factor * config.d_model,
+        n_ctx=n_ctx,
+        normalization="layer" if config.norm else "none",
+        positions="sinusoidal",
+        seed=seed,
+        **inputs,
+    )
+    with torch.no_grad():
+        model.unembed.W_U.zero_()
+    return model

@@ -1,4 +1,4 @@
-"""What the trained tasks are configured with: the chain, the model's view of it, and the optimizer."""
+"""Configs of the trained tasks (the chain, the model and the optimizer) and of the gradient flow."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from typing import Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from stagelens import TaskConfig
+from stagelens import FlowConfig, TaskConfig
 from stagelens_markov.data import check_importance
 
 Intervals = tuple[tuple[int, ...], ...]
 
 
 class MarkovConfig(TaskConfig):
-    """Tables 1, 2 and 4. Intervals are lists of lags, the most important first."""
+    """Tables 1, 2 and 4 of the paper. Intervals are lists of lags, the most important first."""
 
     d: int = Field(50, ge=2, description="size of the dictionary")
     h: int = Field(3, ge=1, description="number of intervals")
@@ -86,8 +86,8 @@ class MarkovConfig(TaskConfig):
         return sorted(max(interval) for interval in self.intervals)
 
 
-class FullConfig(MarkovConfig):
-    """Tables 1 to 4 of the standard transformer."""
+class MarkovFullConfig(MarkovConfig):
+    """Tables 1 to 4 for the standard transformer."""
 
     intervals: Intervals = Field(
         ((1, 2, 3, 4), (5, 6, 7, 8), (9, 10, 11, 12)), description="lags of I(1), I(2), ...", validate_default=True
@@ -96,3 +96,38 @@ class FullConfig(MarkovConfig):
     d_model: int = Field(255, ge=1, description="width of the residual stream")
     d_mlp: int = Field(64, ge=1, description="width of the feedforward layer")
     dropout: float = Field(0.1, ge=0, lt=1, description="rate of dropout")
+
+
+class MarkovFlowConfig(FlowConfig):
+    """C.6. Feature k is carried by position k alone; the other positions carry no feature."""
+
+    h: int = Field(3, ge=1, description="number of features")
+    heads: int = Field(0, ge=0, description="number of heads; 0: as many as features")
+    T: int = Field(40, ge=1, description="number of positions")
+    m: float = Field(1.7, gt=0, description="importance ratio of neighbouring features")
+    b0: float = Field(10.0, gt=0, description="importance of the last feature")
+    noise: float = Field(
+        0.0, ge=0, le=1e6, description="E|xi|^2 of the noise on the target, which adds half of it to the loss"
+    )
+    eps: float = Field(1e-6, ge=0, description="variance of the initial attention around 1/T")
+    system: Literal["full", "symmetric"] = Field("full", description="heads of their own, or identical (Theorem 1)")
+    start: Literal["even", "ordered"] = Field(
+        "even", description="V = 0 and uniform attention, or a random start that fulfils Eq. 6"
+    )
+    time: float = Field(1e4, gt=0, description="end of the integration")
+    points: int = Field(600, ge=2, description="times at which the flow is recorded")
+
+    @model_validator(mode="after")
+    def _fits(self) -> MarkovFlowConfig:
+        check_importance(self.m, self.b0, self.h)
+        if self.h > self.T:
+            raise ValueError(f"h={self.h} features need a position each, and T={self.T}; give T of at least h")
+        if 5 * self.eps**0.5 * self.T > 1:
+            raise ValueError(
+                f"eps={self.eps:g} can make attention negative at T={self.T}; give at most {0.04 / self.T**2:g}"
+            )
+        return self
+
+    @property
+    def n_heads(self) -> int:
+        return self.heads or self.h

@@ -1,62 +1,30 @@
-"""The gradient flow of the regression variant (Eq. 5), of heads that differ a little or are all alike."""
+"""The gradient flow of the regression variant (Eq. 5), of heads that differ a little or are identical."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from functools import cached_property
-from typing import Any, ClassVar, Literal
+from functools import cached_property, partial
+from typing import Any, ClassVar
 
 import numpy as np
-from pydantic import Field, model_validator
 
-from stagelens import Event, Flow, FlowConfig, Prediction, Reading
+from stagelens import Event, Flow, Prediction, Reading
 from stagelens.base import derive
 from stagelens.experiments import Config, Floats, State
 from stagelens_markov import theory
-from stagelens_markov.data import check_importance, importance
+from stagelens_markov.config import MarkovFlowConfig
+from stagelens_markov.data import importance
+from stagelens_markov.predictions import plateau_levels
 
-PARTED = 0.1  # a head's distance from the flow of heads that are all alike
-HALF = 1 - 0.5**0.5  # the share of a feature at which half of its loss is gone
-
-
-class MarkovFlowConfig(FlowConfig):
-    """C.6. Feature k is told by position k alone; the other positions tell nothing."""
-
-    h: int = Field(3, ge=1, description="number of features")
-    heads: int = Field(0, ge=0, description="number of heads; 0: as many as features")
-    T: int = Field(40, ge=1, description="number of positions")
-    m: float = Field(1.7, gt=0, description="importance ratio of neighbouring features")
-    b0: float = Field(10.0, gt=0, description="importance of the last feature")
-    noise: float = Field(
-        0.0, ge=0, le=1e6, description="E|xi|^2 of the noise on the target, which adds half of it to the loss"
-    )
-    eps: float = Field(1e-6, ge=0, description="variance of the initial attention around 1/T")
-    system: Literal["full", "symmetric"] = Field("full", description="heads of their own, or all alike (Theorem 1)")
-    start: Literal["even", "ordered"] = Field("even", description="V = 0 and even attention, or any that fulfil Eq. 6")
-    time: float = Field(1e4, gt=0, description="end of the integration")
-    points: int = Field(600, ge=2, description="times at which the flow is recorded")
-
-    @model_validator(mode="after")
-    def _fits(self) -> MarkovFlowConfig:
-        check_importance(self.m, self.b0, self.h)
-        if self.h > self.T:
-            raise ValueError(f"h={self.h} features need a position each, and T={self.T}; give T of at least h")
-        if 5 * self.eps**0.5 * self.T > 1:
-            raise ValueError(
-                f"eps={self.eps:g} can make attention negative at T={self.T}; give at most {0.04 / self.T**2:g}"
-            )
-        return self
-
-    @property
-    def n_heads(self) -> int:
-        return self.heads or self.h
+PARTED = 0.1  # a head's distance from the flow of identical heads at which the heads have parted
+HALF = 1 - 0.5**0.5  # the learned fraction of a feature at which half of its loss is gone
 
 
 class RegressionFlow(Flow):
-    """Eq. 5 from V = 0 and nearly even attention, beside the flow of heads that are all alike (Theorem 1)."""
+    """Eq. 5 from V = 0 and nearly uniform attention, together with the flow of identical heads (Theorem 1)."""
 
     id = "markov/flow"
-    title = "the gradient flow of the regression variant: heads compete for one position, then part"
+    title = "the gradient flow of the regression variant: heads compete for one position, then separate"
     Config: ClassVar[type[Config]] = MarkovFlowConfig
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {"quick": {}, "paper": {"time": 1e5, "points": 2000}}
 
@@ -67,28 +35,38 @@ class RegressionFlow(Flow):
 
     @cached_property
     def G(self) -> Floats:
+        """The target of Proposition 1, [feature, position]."""
         return theory.target(self.scales, self.config.T)
 
     @property
+    def symmetric(self) -> bool:
+        return bool(self.config.system == "symmetric")
+
+    @property
     def copies(self) -> int:
-        """How many heads each head of the state stands for."""
-        return int(self.config.n_heads) if self.config.system == "symmetric" else 1
+        """The number of heads that each head of the state represents."""
+        return int(self.config.n_heads) if self.symmetric else 1
+
+    @property
+    def learnable(self) -> int:
+        """The number of features that are learned in the end."""
+        return 1 if self.symmetric else min(self.config.h, self.config.n_heads)
 
     def initial(self) -> State:
-        """The heads (v, s), and in the full system (v0, s0), where they would be if they were all alike."""
+        """Returns the heads (v, s) and, in the full system, (v0, s0): the state of identical heads."""
         c = self.config
         random = np.random.default_rng(derive(self.seed, "flow"))
         v0, s0 = np.zeros(c.h), np.full(c.T, 1 / c.T)
         if c.start == "ordered":
             v0, s0 = ordered_start(c.h, c.T, random)
-        if c.system == "symmetric":
+        if self.symmetric:
             return {"v": v0[None], "s": s0[None]}
-        apart = c.eps**0.5 * random.normal(size=(c.n_heads, c.T))
-        s = s0 + apart - apart.mean(1, keepdims=True)
+        noise = c.eps**0.5 * random.normal(size=(c.n_heads, c.T))
+        s = s0 + noise - noise.mean(1, keepdims=True)
         return {"v": np.tile(v0, (c.n_heads, 1)), "s": s, "v0": v0, "s0": s0}
 
     def derivative(self, time: float, state: State) -> State:  # noqa: ARG002
-        if self.config.system == "symmetric":
+        if self.symmetric:
             d_v, d_s = theory.symmetric_rates(state["v"][0], state["s"][0], self.G, self.copies)
             return {"v": d_v[None], "s": d_s[None]}
         d_v, d_s = theory.rates(state["v"], state["s"], self.G)
@@ -102,71 +80,63 @@ class RegressionFlow(Flow):
         features = {"feature": list(range(1, c.h + 1))}
         positions = {"position": [*map(str, range(1, c.h + 1)), "rest"]}
         yield Reading("loss", self.loss(v, s) + c.noise / 2)
-        yield Reading("loss_parts", gathered(parts, c.h), ("feature", "position"), {**features, **positions})
-        yield Reading("learned", self.shares(state), ("feature",), features)
-        yield Reading("attention", gathered(s, c.h), ("head", "position"), {**heads, **positions})
+        yield Reading("loss_parts", with_rest(parts, c.h), ("feature", "position"), {**features, **positions})
+        yield Reading("learned", self.learned(state), ("feature",), features)
+        yield Reading("attention", with_rest(s, c.h), ("head", "position"), {**heads, **positions})
         yield Reading("value", v, ("head", "feature"), {**heads, **features})
         v1, s1 = theory.competitive_end(self.G, c.n_heads)
-        if c.system == "symmetric":
-            yield Reading("distance", float(max(np.linalg.norm(v[0] - v1), np.linalg.norm(s[0] - s1))))
-        else:
+        v0, s0 = (v[0], s[0]) if self.symmetric else (state["v0"], state["s0"])
+        if not self.symmetric:
             yield Reading("deviation", deviation(state))
-            yield Reading("distance", float(max(np.linalg.norm(state["v0"] - v1), np.linalg.norm(state["s0"] - s1))))
+        yield Reading("distance", float(max(np.linalg.norm(v0 - v1), np.linalg.norm(s0 - s1))))
 
     def loss(self, v: Floats, s: Floats) -> float:
-        """Proposition 1's loss, without the noise."""
-        each = np.repeat(v, self.copies, axis=0), np.repeat(s, self.copies, axis=0)
-        return max(theory.tensor_loss(*each, self.G), 0.0)  # at the end it is a difference of equal numbers
+        """Returns Proposition 1's loss, without the noise."""
+        v, s = (np.repeat(part, self.copies, axis=0) for part in (v, s))
+        return max(theory.tensor_loss(v, s, self.G), 0.0)  # in the end it is the difference of two equal numbers
 
-    def shares(self, state: State) -> Floats:
-        """How much of each feature is at its position: P_jj / m_j, [feature]."""
+    def learned(self, state: State) -> Floats:
+        """Returns the learned fraction of each feature at its position, P_jj / m_j, [feature]."""
         P = self.copies * state["v"].T @ state["s"]
         return np.asarray(np.diagonal(P) / self.scales)
 
     def events(self) -> Sequence[Event]:
-        """`feature j learned`: half of its loss is gone. `heads part`: one leaves the common path."""
-        learned = [self._learned(j) for j in range(self.config.h)]
-        if self.config.system == "symmetric":
-            return learned
-        return [*learned, Event("heads part", lambda _, x: deviation(x) - PARTED, terminal=False, direction=1)]
+        """Returns `feature j learned` (half of its loss is gone) and `heads part` (one leaves the common path)."""
+        happens: Any = {"terminal": False, "direction": 1}
+        learned = [
+            Event(f"feature {j + 1} learned", partial(self._beyond_half, j), **happens) for j in range(self.config.h)
+        ]
+        parting = [Event("heads part", lambda _, state: deviation(state) - PARTED, **happens)]
+        return learned if self.symmetric else learned + parting
 
-    def _learned(self, j: int) -> Event:
-        def beyond_half(_: float, state: State) -> float:
-            return float(self.shares(state)[j]) - HALF
-
-        return Event(f"feature {j + 1} learned", beyond_half, terminal=False, direction=1)
+    def _beyond_half(self, j: int, time: float, state: State) -> float:  # noqa: ARG002
+        return float(self.learned(state)[j]) - HALF
 
     def predictions(self) -> Sequence[Prediction]:
-        """The losses at the fixed points with the 0, 1, ... most important features learned."""
-        c = self.config
-        levels = theory.plateau_losses(self.scales) + c.noise / 2
-        reached = levels[:2] if c.system == "symmetric" else levels[: min(c.h, c.n_heads) + 1]
-        return [Prediction(f"{j} learned", "level", float(x), "fixed points of Eq. 5") for j, x in enumerate(reached)]
+        return plateau_levels(self.scales, self.config.noise, self.learnable)
 
     def stage_names(self) -> Sequence[str]:
-        count = 1 if self.config.system == "symmetric" else min(self.config.h, self.config.n_heads)
-        return [f"feature {j} learned" for j in range(1, count + 1)]
+        return [f"feature {j} learned" for j in range(1, self.learnable + 1)]
 
     def figures(self, run: Any) -> Mapping[str, Any]:
-        from stagelens_markov.figures import flow_figure
+        from stagelens_markov.figures.flow import flow_figure
 
-        return {"fig10": flow_figure(run)} if self.config.system == "full" else {}
+        return {} if self.symmetric else {"fig10": flow_figure(run)}
 
 
-def gathered(values: Floats, h: int) -> Floats:
-    """[..., position] -> [..., h + 1]: the positions that tell a feature, and the sum over the others."""
+def with_rest(values: Floats, h: int) -> Floats:
+    """[..., position] -> [..., h + 1]: the h positions that carry a feature, and the sum over the others."""
     return np.concatenate([values[..., :h], values[..., h:].sum(-1, keepdims=True)], axis=-1)
 
 
 def deviation(state: State) -> float:
-    """The largest |V_k - V| or |s_k - s| of a head from the flow of heads that are all alike (Theorem 2)."""
-    apart = [np.linalg.norm(state[name] - state[f"{name}0"], axis=1).max() for name in ("v", "s")]
-    return float(max(apart))
+    """Returns the largest |V_k - V| or |s_k - s| of a head k from the flow of identical heads (Theorem 2)."""
+    return float(max(np.linalg.norm(state[name] - state[f"{name}0"], axis=1).max() for name in ("v", "s")))
 
 
 def ordered_start(h: int, T: int, random: np.random.Generator) -> tuple[Floats, Floats]:
-    """v [feature] >= 0 and s [position] drawn at random so that the first feature leads in both (Eq. 6)."""
+    """Draws v [feature] >= 0 and s [position] in which the first feature has the largest entries (Eq. 6)."""
     v, s = random.uniform(size=h), random.dirichlet(np.ones(T))  # nosec B311  # numpy's, of the run's seed
-    for leads, values in ((int(v.argmax()), v), (int(s[:h].argmax()), s)):
-        values[0], values[leads] = values[leads], values[0]
+    for values, largest in ((v, int(v.argmax())), (s, int(s[:h].argmax()))):
+        values[0], values[largest] = values[largest], values[0]
     return v, s

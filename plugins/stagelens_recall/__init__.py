@@ -2,33 +2,33 @@
 
 from __future__ import annotations
 
-from stagelens import ClaimRef, ProbeRef, TaskRef, hookimpl
+from stagelens import ClaimRef, FigureRef, ProbeRef, TaskRef, hookimpl
 
 TASKS = (
     TaskRef(
         "recall/simplified",
         "one head after another learns to match one more token of the query; exact population loss",
         ("quick", "paper"),
-        "stagelens_recall.tasks:Simplified",
+        "stagelens_recall.tasks.simplified:Simplified",
         default=True,
     ),
     TaskRef(
         "recall/original",
         "the two-layer disentangled attention-only model on sampled sequences",
         ("quick", "paper"),
-        "stagelens_recall.sequences:Original",
+        "stagelens_recall.tasks.sequences:Original",
     ),
     TaskRef(
         "recall/transformer",
         "a standard two-layer attention-only transformer on the same sequences",
         ("quick", "paper"),
-        "stagelens_recall.sequences:Standard",
+        "stagelens_recall.tasks.sequences:Standard",
     ),
     TaskRef(
         "recall/flow",
         "the gradient flow of the simplified model, and Theorem 3.1's two equations",
         ("quick", "paper"),
-        "stagelens_recall.flow:GradientFlow",
+        "stagelens_recall.flow:RecallFlow",
     ),
 )
 PROBES = (
@@ -41,26 +41,32 @@ PROBES = (
     ),
 )
 CLAIMS = tuple(
-    ClaimRef(id, title, f"stagelens_recall.{where}")
+    ClaimRef(id, title, f"stagelens_recall.claims.{where}")
     for id, where, title in (
-        ("R1", "claims:Stages", "staged plateaus, one head and beta at a time"),
-        ("R2", "claims:OrderOfBetas", "the order of learning is the order of the initial betas"),
-        ("R3", "claims:DirectionalBias", "from I_1, the first head moves along e_1 and 1 only, towards its own token"),
-        (
-            "R4",
-            "claims:SufficientODE",
-            "the first jump follows two equations, with Xi as in the proof and not as in Eq. 4",
-        ),
-        ("R5", "claims:Conservation", "f(alpha) - beta^2/4 is conserved, with the proof's sign of the last term"),
-        ("R6", "claims:PlateauLength", "the first plateau lasts O(1/epsilon)"),
-        ("R7", "claims:LateGrowth", "after the jump alpha grows like log log t"),
-        ("R8", "claims:LaterJumps", "later jumps are first jumps of lower order"),
+        ("R1", "trained:StagedPlateaus", "staged plateaus, one head and beta at a time"),
+        ("R2", "trained:OrderOfBetas", "the order of learning is the order of the initial betas"),
+        ("R3", "flow:DirectionalBias", "from I_1, the first head moves along e_1 and 1 only, towards its own token"),
+        ("R4", "flow:FirstJump", "the first jump follows two equations, with Xi as in the proof and not as in Eq. 4"),
+        ("R5", "flow:RecallConservation", "f(alpha) - beta^2/4 is conserved, with the proof's sign of the last term"),
+        ("R6", "flow:FirstPlateauLength", "the first plateau lasts O(1/epsilon)"),
+        ("R7", "flow:LateGrowth", "after the jump alpha grows like log log t"),
+        ("R8", "flow:LaterJumps", "later jumps are first jumps of lower order"),
         (
             "R9",
-            "claims:OtherModels",
+            "trained:OtherModels",
             "the original model behaves as the simplified one, and cross-entropy as dot-product",
         ),
     )
+)
+FIGURES = (
+    FigureRef("staged_learning", "Fig. 1: stages, betas and attention", task="recall/simplified"),
+    FigureRef("fig4", "Fig. 4: the same with the betas in the opposite order", "stagelens_recall.figures.stages:fig4"),
+    FigureRef(
+        "first_jump",
+        "Theorem 3.1: growth, conservation law and escape time of the first jump",
+        task="recall/flow",
+        settings={"betas": [0.1, 0.0, 0.0]},
+    ),
 )
 
 
@@ -77,3 +83,8 @@ def stagelens_register_probes() -> tuple[ProbeRef, ...]:
 @hookimpl
 def stagelens_register_claims() -> tuple[ClaimRef, ...]:
     return CLAIMS
+
+
+@hookimpl
+def stagelens_register_figures() -> tuple[FigureRef, ...]:
+    return FIGURES

@@ -12,22 +12,21 @@ from transformer_lens.hook_points import HookPoint
 
 from stagelens.models import ToyConfig
 from stagelens_recall.data import all_permutations, context_length
-from stagelens_recall.theory import head_start
 
 
 def centred_identity(size: int, like: Tensor) -> Tensor:
-    """I - 1 1^T / k, [k, k]: the block that compares two tokens (A.2, with gamma = 1/k)."""
+    """Returns I - 1 1^T / k, [k, k]: the block that compares two tokens (A.2, with gamma = 1/k)."""
     return torch.eye(size, dtype=like.dtype, device=like.device) - 1 / size
 
 
 def _parts(model: Any) -> tuple[Any, Any]:
-    """The attention of the first layer and of the second."""
+    """Returns the attention modules of the first and of the second layer."""
     first, second = (block.attn for block in model.blocks)
     return first, second
 
 
 class WindowAttention(nn.Module):
-    """First layer under A0: head h sees the k tokens before a response, with scores w^h of their places only."""
+    """First layer under A0: head h attends to the k tokens before a response, with scores w^h of their positions."""
 
     head_parameters = ("w",)
 
@@ -35,11 +34,11 @@ class WindowAttention(nn.Module):
         super().__init__()
         self.w = nn.Parameter(init_scale * torch.randn(heads, order, generator=generator))  # [head, i], i from the end
         self.hook_attn_scores = HookPoint()  # [1, head, 1, key]
-        self.hook_pattern = HookPoint()  # [1, head, 1, key], keys as they are read: token k, ..., token 1 from the end
+        self.hook_pattern = HookPoint()  # [1, head, 1, key]; keys in reading order: token k, ..., token 1 from the end
         self.hook_z = HookPoint()  # [1, permutation, head, token]
 
     def forward(self, x: Tensor) -> Tensor:
-        """One-hot permutations x [permutation, key, token] -> R [1, permutation, head, token] (Eq. 9a)."""
+        """Maps one-hot permutations x [permutation, key, token] to R [1, permutation, head, token] (Eq. 9a)."""
         scores = self.hook_attn_scores(self.w.flip(-1)[None, :, None, :])
         pattern = self.hook_pattern(scores.softmax(-1))
         r: Tensor = self.hook_z(torch.einsum("bhqk,pkd->bphd", pattern, x))
@@ -47,7 +46,7 @@ class WindowAttention(nn.Module):
 
 
 class MatchAttention(nn.Module):
-    """Second layer under A1-A3: compares the query's tokens with what each head has fetched, weighted by beta^2."""
+    """Second layer under A1-A3: compares the query's tokens with each head's output, weighted by beta^2."""
 
     def __init__(self, betas: tuple[float, ...]) -> None:
         super().__init__()
@@ -58,7 +57,7 @@ class MatchAttention(nn.Module):
         self.hook_pattern = HookPoint()  # [batch, 1, 1, permutation]
 
     def forward(self, query: Tensor, r: Tensor) -> Tensor:
-        """One-hot query [batch, head, token] and R [1, permutation, head, token] -> s [batch, permutation] (9b, 9c)."""
+        """Maps one-hot queries [batch, head, token] and R to s [batch, permutation] (Eqs. 9b, 9c)."""
         compared = r @ centred_identity(r.shape[-1], r)
         q = self.hook_q((self.beta[:, None] * query).flatten(1)[:, None, None, :])
         k = self.hook_k((self.beta[:, None] * compared).flatten(2)[:, :, None, :])
@@ -68,10 +67,10 @@ class MatchAttention(nn.Module):
 
 
 class SimplifiedTransformer(HookedRootModule):  # type: ignore[misc]
-    """A0-A3: queries in, and out comes which permutation's response is recalled.
+    """The model of A0-A3: maps queries to attention over permutations.
 
-    The context holds every permutation and the scores do not see the responses, so the context is a constant of the
-    model, and the map f comes in only where a loss needs it. Head h is compared with token h from the query's end.
+    The context holds every permutation, and the scores do not depend on the responses. So the context is a constant
+    of the model, and only the loss needs the map f. Head h is compared with token h from the query's end.
     """
 
     def __init__(
@@ -79,9 +78,7 @@ class SimplifiedTransformer(HookedRootModule):  # type: ignore[misc]
     ) -> None:
         super().__init__()
         heads = len(betas)
-        self.cfg = ToyConfig(
-            n_layers=2, n_heads=heads, n_ctx=order, d_vocab=order, attention_dir="bidirectional"
-        )  # every token of the window is seen
+        self.cfg = ToyConfig(n_layers=2, n_heads=heads, n_ctx=order, d_vocab=order, attention_dir="bidirectional")
         first = WindowAttention(order, heads, init_scale, generator or torch.Generator().manual_seed(0))
         layers = (first, MatchAttention(betas))
         self.blocks = nn.ModuleList([nn.ModuleDict({"attn": attention}) for attention in layers])
@@ -91,25 +88,18 @@ class SimplifiedTransformer(HookedRootModule):  # type: ignore[misc]
 
     @property
     def w(self) -> Tensor:
-        """[head, position], positions counted from the end."""
+        """The scores [head, position]; positions are counted from the end."""
         w: Tensor = _parts(self)[0].w
         return w
 
     @property
     def beta(self) -> Tensor:
-        """[head]"""
+        """The weights in the second layer, [head]."""
         beta: Tensor = _parts(self)[1].beta
         return beta
 
-    def conserved(self) -> Tensor:
-        """f(alpha_h) - beta_h^2/4 [head], Theorem 3.1d with the proof's sign; as `theory.conserved`, on any device."""
-        k = self.w.shape[-1]
-        alpha: Tensor = head_start(self.w)
-        f = 2 * (k - 1) / k**2 * (alpha.sinh() - alpha) + (k - 1) / k * (torch.expm1(-alpha) + alpha)
-        return f - self.beta**2 / 4
-
     def forward(self, queries: Tensor) -> Tensor:
-        """queries [batch, k] -> log s [batch, k!]: log-probabilities of recalling each permutation's response."""
+        """Maps queries [batch, k] to log s [batch, k!]: log-attention to each permutation's response."""
         heads, order = self.w.shape
         first, second = _parts(self)
         asked = one_hot(queries.flip(-1)[:, :heads], order).to(self.w.dtype)  # [batch, head, token], h from the end
@@ -118,7 +108,7 @@ class SimplifiedTransformer(HookedRootModule):  # type: ignore[misc]
 
 
 class RelativeAttention(nn.Module):
-    """First layer (Eq. 1): scores w^i_(query - key) under a causal mask; the same for every sequence."""
+    """First layer (Eq. 1): scores w^i_(query - key) under a causal mask; they are the same for every sequence."""
 
     head_parameters = ("w",)
 
@@ -130,17 +120,17 @@ class RelativeAttention(nn.Module):
         self.hook_z = HookPoint()  # [batch, query, head, token]
 
     def forward(self, x: Tensor) -> Tensor:
-        """X [batch, position, token] -> R^1..R^k [batch, position, head, token]."""
-        place = torch.arange(x.shape[1], device=x.device)
-        offset = place[:, None] - place[None, :]  # [query, key]
+        """Maps X [batch, position, token] to R^1..R^k [batch, position, head, token]."""
+        position = torch.arange(x.shape[1], device=x.device)
+        offset = position[:, None] - position[None, :]  # [query, key]
         scores = self.w[:, offset.clamp(min=0)].masked_fill(offset < 0, -torch.inf)
         pattern = self.hook_pattern(self.hook_attn_scores(scores[None]).softmax(-1))
         r: Tensor = self.hook_z(torch.einsum("hqk,bkd->bqhd", pattern[0], x))
         return r
 
 
-class FullAttention(nn.Module):
-    """Second layer: one head with scores R Q^T K R^T, at the last query."""
+class ResponseAttention(nn.Module):
+    """Second layer: one head with scores R Q^T K R^T, evaluated at the last query."""
 
     def __init__(self, width: int, init_scale: float, generator: torch.Generator) -> None:
         super().__init__()
@@ -152,7 +142,7 @@ class FullAttention(nn.Module):
         self.hook_pattern = HookPoint()  # [batch, 1, 1, key]
 
     def forward(self, r: Tensor) -> Tensor:
-        """R [batch, position, width] -> s [batch, position], the attention of the last position."""
+        """Maps R [batch, position, width] to s [batch, position], the attention of the last position."""
         q = self.hook_q((r[:, -1:] @ self.Q.T)[:, :, None])
         k = self.hook_k((r @ self.K.T)[:, :, None])
         scores = self.hook_attn_scores(torch.einsum("bqhd,bkhd->bhqk", q, k))
@@ -161,7 +151,7 @@ class FullAttention(nn.Module):
 
 
 class OriginalTransformer(HookedRootModule):  # type: ignore[misc]
-    """Section 2.2: a disentangled two-layer attention-only model; `scales` are those of w, and of Q and K, at first."""
+    """Section 2.2: a disentangled two-layer attention-only model; `scales` are the initial scales of w and of Q, K."""
 
     def __init__(
         self, order: int, responses: int, heads: int, scales: tuple[float, float], generator: torch.Generator
@@ -171,12 +161,12 @@ class OriginalTransformer(HookedRootModule):  # type: ignore[misc]
         self.cfg = ToyConfig(n_layers=2, n_heads=heads, n_ctx=length, d_vocab=tokens)
         self.order, self.tokens = order, tokens
         first = RelativeAttention(length, heads, scales[0], generator)
-        second = FullAttention((heads + 1) * tokens, scales[1], generator)
+        second = ResponseAttention((heads + 1) * tokens, scales[1], generator)
         self.blocks = nn.ModuleList([nn.ModuleDict({"attn": attention}) for attention in (first, second)])
         self.setup()
 
     def forward(self, tokens: Tensor) -> Tensor:
-        """tokens [batch, position] -> log p [batch, token] of what follows the last one; 0 is kept off the log."""
+        """Maps tokens [batch, position] to log p [batch, token] of the next token; p is clamped above 0."""
         first, second = _parts(self)
         x = one_hot(tokens, self.tokens).to(first.w.dtype)  # [batch, position, token]
         r = torch.cat([x[:, :, None], first(x)], dim=2)  # [batch, position, slot, token]; slot 0 is the skip connection
@@ -185,9 +175,9 @@ class OriginalTransformer(HookedRootModule):  # type: ignore[misc]
         return p.clamp_min(torch.finfo(p.dtype).tiny).log()
 
     def coefficients(self) -> Tensor:
-        """How much of the centred identity each block of Q^T K holds, [slot of the query, slot of the key].
+        """Returns the coefficient of the centred identity in each block of Q^T K, [query slot, key slot].
 
-        The solution has them in the places (i - 1, i): what slot i - 1 holds at the query is token i from its end.
+        The solution has them at (i - 1, i): slot i - 1 of the query holds token i from its end.
         """
         second, tokens, slots = _parts(self)[1], self.tokens, self.cfg.n_heads + 1
         blocks = (second.Q.T @ second.K).reshape(slots, tokens, slots, tokens)[:, : self.order, :, : self.order]

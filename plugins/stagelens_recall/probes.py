@@ -1,4 +1,4 @@
-"""The circuit in the paper's own parameters."""
+"""The probe of the recall circuit, in the paper's parameters."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ from collections.abc import Iterable
 from typing import Any
 
 from stagelens import Probe, Reading
-from stagelens.recording import Omitted, Reduced, Scene
-from stagelens_recall.theory import head_start
+from stagelens.recording import Omitted, ProbeContext, Reduced
+from stagelens_recall.theory import alpha_of
 
 
 class RecallCircuit(Probe):
-    """beta_h and alpha_h of the simplified model; of the original one, the blocks of Q^T K."""
+    """Reads beta_h and alpha_h of the simplified model, or the blocks of Q^T K of the original model."""
 
     name = "recall_circuit"
     title = "beta and alpha of each head, or the centred identity in each block of Q^T K"
@@ -19,17 +19,17 @@ class RecallCircuit(Probe):
     default = False
     stacks = True
 
-    def applies(self, scene: Scene) -> str | None:
-        if hasattr(scene.model, "beta") or hasattr(scene.model, "coefficients"):
+    def applies(self, context: ProbeContext) -> str | None:
+        if hasattr(context.model, "beta") or hasattr(context.model, "coefficients"):
             return None
         return "the model is not one of the recall plugin's"
 
-    def readings(self, reduced: Reduced, scene: Scene) -> Iterable[Reading | Omitted]:  # noqa: ARG002
-        model: Any = scene.model
+    def readings(self, reduced: Reduced, context: ProbeContext) -> Iterable[Reading | Omitted]:  # noqa: ARG002
+        model: Any = context.model
         if hasattr(model, "beta"):
             heads = {"recall_head": list(range(1, len(model.beta) + 1))}
             yield Reading("beta", model.beta, ("recall_head",), heads)
-            yield Reading("alpha", head_start(model.w), ("recall_head",), heads)
+            yield Reading("alpha", alpha_of(model.w), ("recall_head",), heads)
             yield Omitted("coefficient", "the simplified model has no matrix Q^T K; it has beta and alpha instead")
         else:
             for name in ("beta", "alpha"):

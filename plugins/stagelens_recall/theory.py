@@ -1,32 +1,42 @@
-"""What the paper proves, as functions of numbers: plateaus, population gradient, Theorem 3.1, timescales.
+"""The paper's formulas: plateaus, population gradient, Theorem 3.1, timescales.
 
 Symbols follow the paper: k is the order of the task, |R| the number of responses, w^h [position] the scores of head h
-over the tokens 1..k counted from the end, beta_h its weight in the second layer. `gain` is what the proofs write as
-1 + gamma: the weight of a match in the scores. For the matrix of A.2, I - gamma 1 1^T, it is 1, whatever gamma.
-The paper's forms that numbers do not support are here too, marked as such, so that claims can tell the difference.
+over the tokens 1..k counted from the end, beta_h its weight in the second layer. `gain` is 1 + gamma of the proofs:
+the weight of a match in the scores. For A.2's matrix I - gamma 1 1^T it is 1 for every gamma.
+Forms of the paper that the numbers contradict are included and marked, so that claims can compare both.
 """
 
 from __future__ import annotations
 
 from functools import lru_cache
 from itertools import pairwise, permutations
-from math import factorial, log, pi, sqrt
+from math import factorial, pi, sqrt
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy.integrate import quad
+from scipy.optimize import brentq
 
 Floats = NDArray[np.float64]
 
 
 def plateau_loss(order: int, responses: int, matched: int) -> float:
-    """(1 - 1/(k-j)!)(1 - 1/|R|): the dot-product loss while j tokens are matched (from Eq. 2)."""
+    """Returns (1 - 1/(k-j)!)(1 - 1/|R|), the dot-product loss while j tokens are matched (from Eq. 2)."""
     return (1 - 1 / factorial(order - matched)) * (1 - 1 / responses)
 
 
+def half_way(order: int, responses: int, matched: int = 0) -> float:
+    """Returns the dot-product loss half-way between the plateaus with j and with j + 1 tokens matched."""
+    return (plateau_loss(order, responses, matched) + plateau_loss(order, responses, matched + 1)) / 2
+
+
 def plateau_cross_entropy(order: int, responses: int, matched: int) -> float:
-    """The cross-entropy while j tokens are matched: -E log((1 + B)/m), B ~ Binomial(m - 1, 1/|R|), m = (k-j)!."""
-    from scipy.stats import binom
+    """Returns the cross-entropy while j tokens are matched.
+
+    It is -E log((1 + B)/m) with B ~ Binomial(m - 1, 1/|R|) and m = (k-j)!.
+    """
+    from scipy.stats import binom  # slow to import
 
     m = factorial(order - matched)
     others = np.arange(m)  # B: how many of the other candidates share the response
@@ -35,41 +45,41 @@ def plateau_cross_entropy(order: int, responses: int, matched: int) -> float:
 
 @lru_cache(maxsize=16)
 def matches(order: int, heads: int) -> Floats:
-    """1{q_(k-h) = pi_(t,k-i)} for the query q = pi_1, [permutation t, head h, position i].
+    """Returns 1{q_(k-h) = pi_(t,k-i)} for the query q = pi_1, [permutation t, head h, position i].
 
-    Relabelling the tokens turns every query into this one and leaves the set of permutations as it is, so the
-    population needs no other.
+    Relabelling the tokens turns every query into this one and maps the set of permutations to itself. So one query
+    represents the population.
     """
     from_end = np.array(list(permutations(range(order))))[:, ::-1]  # [t, i]
     table: Floats = (from_end[:, None, :] == from_end[0, :heads, None]).astype(np.float64)
-    table.flags.writeable = False  # it is shared
+    table.flags.writeable = False  # the cache shares it
     return table
 
 
 def table_size(order: int, heads: int) -> int:
-    """How many numbers `matches` has."""
+    """Returns the number of elements of `matches`."""
     return factorial(order) * heads * order
 
 
 def attention(w: Floats) -> Floats:
-    """First-layer attention [..., position] of scores w, a softmax."""
+    """Returns the softmax of scores w [..., position]."""
     weights = np.exp(w - w.max(-1, keepdims=True))
     return np.asarray(weights / weights.sum(-1, keepdims=True))
 
 
 def recall(w: Floats, beta: Floats, gain: float = 1.0) -> Floats:
-    """Second-layer attention s [permutation] to the responses (Eqs. 9a-9c), from w [head, position], beta [head]."""
+    """Returns the second layer's attention s [permutation] from w [head, position] and beta [head] (Eqs. 9a-9c)."""
     agreement = np.einsum("thi,hi->th", matches(w.shape[1], len(w)), attention(w))
     return attention(gain * agreement @ beta**2)
 
 
 def population_loss(w: Floats, beta: Floats, responses: int, gain: float = 1.0) -> float:
-    """Eq. 2, exactly: given s, the mean over maps leaves (1 - 1/|R|)(1 - s_q)."""
+    """Returns the exact population loss (Eq. 2): the mean over maps is (1 - 1/|R|)(1 - s_q)."""
     return float((1 - 1 / responses) * (1 - recall(w, beta, gain)[0]))
 
 
 def population_gradient(w: Floats, beta: Floats, responses: int, gain: float = 1.0) -> tuple[Floats, Floats]:
-    """d loss / d w [head, position] and d loss / d beta [head], exactly (Lemma C.1, in the mean)."""
+    """Returns the exact d loss / d w [head, position] and d loss / d beta [head] (the mean of Lemma C.1)."""
     a, s = attention(w), recall(w, beta, gain)
     slope = (1 - 1 / responses) * s[0] * s  # d loss / d score of each permutation
     slope[0] = -(1 - 1 / responses) * s[0] * s[1:].sum()
@@ -79,98 +89,89 @@ def population_gradient(w: Floats, beta: Floats, responses: int, gain: float = 1
 
 
 def match_score(alpha: Any, beta: Any, order: int, gain: float = 1.0) -> Any:
-    """gamma_h = (1 + gamma) beta^2 (e^alpha - 1)/(e^alpha + k - 1): what a match of head h adds to a score (Eq. 13)."""
+    """Returns what a match of head h adds to a score (Eq. 13).
+
+    gamma_h = (1 + gamma) beta^2 (e^alpha - 1)/(e^alpha + k - 1)
+    """
     return gain * beta**2 * np.expm1(alpha) / (np.expm1(alpha) + order)
 
 
 def first_jump_loss(alpha: Any, beta: Any, order: int, responses: int, gain: float = 1.0) -> Any:
-    """The population loss while head 1 alone is at work, from Lemma C.3's softmax."""
+    """Returns the population loss if only head 1 has learned, from Lemma C.3's softmax."""
     odds = np.exp(-match_score(alpha, beta, order, gain))
     s = 1 / ((1 + (order - 1) * odds) * factorial(order - 1))
     return (1 - 1 / responses) * (1 - s)
 
 
 def xi(alpha: Any, beta: Any, order: int, responses: int, gain: float = 1.0) -> Any:
-    """-(1 + gamma) E Delta_11 of Lemma C.3: the rate in Theorem 3.1c. Eq. 4 of the paper has twice this."""
+    """Returns -(1 + gamma) E Delta_11 of Lemma C.3, the rate in Theorem 3.1c. Eq. 4 of the paper has twice this."""
     odds = np.exp(-match_score(alpha, beta, order, gain))  # e^(-gamma_1), which does not overflow
     return gain * odds / (1 + (order - 1) * odds) ** 2 * (1 - 1 / responses) / factorial(order - 2)
 
 
 def first_jump_rates(alpha: Any, beta: Any, order: int, responses: int, gain: float = 1.0) -> tuple[Any, Any]:
-    """d alpha / dt and d beta / dt of Theorem 3.1c."""
+    """Returns d alpha / dt and d beta / dt of Theorem 3.1c."""
     rate = xi(alpha, beta, order, responses, gain)
     size = np.expm1(alpha) + order  # e^alpha + k - 1
     d_alpha = beta**2 * np.exp(alpha) / size**2 * order**2 / (order - 1) * rate
     return d_alpha, 2 * beta * np.expm1(alpha) / size * rate
 
 
-def f(alpha: Any, order: int, sign: int = 1) -> Any:
-    """f(alpha) of Theorem 3.1d, with the sign of its last term: +1 as in the proof, -1 as in the theorem's statement.
+def f(alpha: Any, order: int, sign: int = 1, xp: Any = np) -> Any:
+    """Returns f(alpha) of Theorem 3.1d; `xp` is the array library, numpy or torch.
 
-    The derivative of the proof's form is (k-1)/k^2 (e^alpha - 1)(e^alpha + k - 1)/e^alpha, which is what makes
-    f - beta^2/4 constant.
+    `sign` is that of the last term: +1 in the proof, -1 in the theorem's statement. The derivative of the proof's form
+    is (k-1)/k^2 (e^alpha - 1)(e^alpha + k - 1)/e^alpha, so f - beta^2/4 is constant.
     """
     k = order
-    return 2 * (k - 1) / k**2 * (np.sinh(alpha) - alpha) + sign * (k - 1) / k * (np.expm1(-alpha) + alpha)
+    return 2 * (k - 1) / k**2 * (xp.sinh(alpha) - alpha) + sign * (k - 1) / k * (xp.expm1(-alpha) + alpha)
 
 
-def conserved(alpha: Any, beta: Any, order: int, sign: int = 1) -> Any:
-    """f(alpha) - beta^2/4, of each head (Theorem 3.1d)."""
-    return f(alpha, order, sign) - beta**2 / 4
+def conserved(alpha: Any, beta: Any, order: int, sign: int = 1, xp: Any = np) -> Any:
+    """Returns f(alpha) - beta^2/4 of each head (Theorem 3.1d)."""
+    return f(alpha, order, sign, xp) - beta**2 / 4
 
 
-def head_start(w: Any) -> Any:
-    """alpha_h = w^h_h - the mean of its other scores, [head], from w [head, position] (Theorem 3.1a)."""
+def alpha_of(w: Any) -> Any:
+    """Returns alpha_h = w^h_h minus the mean of the head's other scores, [head], from w [head, position] (3.1a)."""
     order = w.shape[-1]
     own = w.diagonal()
     return own - (w.sum(-1) - own) / (order - 1)
 
 
-def initial_xi(order: int, responses: int, gain: float = 1.0) -> float:
-    """Xi at alpha = 0, while nothing is matched."""
-    return float(xi(0.0, 0.0, order, responses, gain))
-
-
 def small_alpha(time: Any, epsilon: float, order: int, responses: int, gain: float = 1.0) -> Any:
-    """alpha on the first plateau from beta = epsilon: (epsilon/c) tan(c epsilon Xi_0 t/(k-1)), c^2 = 2 (k-1)/k.
+    """Returns alpha on the first plateau from beta = epsilon: (epsilon/c) tan(c epsilon Xi_0 t/(k-1)).
 
-    From f = (k-1)/(2k) alpha^2 + ..., so beta^2 = epsilon^2 + c^2 alpha^2; the paper has 4 in the place of c^2.
+    f = (k-1)/(2k) alpha^2 + ... gives beta^2 = epsilon^2 + c^2 alpha^2 with c^2 = 2 (k-1)/k. The paper has 4 for c^2.
     """
     c = sqrt(2 * (order - 1) / order)
-    return epsilon / c * np.tan(c * epsilon * initial_xi(order, responses, gain) * time / (order - 1))
+    return epsilon / c * np.tan(c * epsilon * xi(0.0, 0.0, order, responses, gain) * time / (order - 1))
 
 
 def escape_law(epsilon: float, order: int, responses: int, gain: float = 1.0) -> float:
-    """How long the first plateau lasts from a small beta = epsilon: where `small_alpha` diverges; O(1/epsilon)."""
+    """Returns the length of the first plateau from a small beta = epsilon: the time at which `small_alpha` diverges."""
     c = sqrt(2 * (order - 1) / order)
-    return pi / 2 * (order - 1) / (c * epsilon * initial_xi(order, responses, gain))
+    return float(pi / 2 * (order - 1) / (c * epsilon * xi(0.0, 0.0, order, responses, gain)))
 
 
 def escape_time(epsilon: float, order: int, responses: int, gain: float = 1.0) -> float:
-    """When the first jump is half-way down, from beta = epsilon, without assuming that epsilon is small.
+    """Returns the time at which the first jump is half-way down, from beta = epsilon of any size.
 
-    The conservation law gives beta^2 = epsilon^2 + 4 f(alpha), which leaves the time as one integral over alpha, up to
-    the alpha at which s_q, and so the loss, is half-way between its plateaus.
+    The conservation law gives beta^2 = epsilon^2 + 4 f(alpha). So the time is one integral over alpha, up to the alpha
+    at which s_q, and so the loss, is half-way between its plateaus.
     """
-    from scipy.integrate import quad
-    from scipy.optimize import brentq
 
     def beta(alpha: float) -> float:
         return sqrt(epsilon**2 + 4 * f(alpha, order))
 
-    def pace(alpha: float) -> float:
+    def time_per_alpha(alpha: float) -> float:
         return float(1 / first_jump_rates(alpha, beta(alpha), order, responses, gain)[0])
 
-    def beyond(alpha: float) -> float:  # a share (1 + 1/k)/2 of the attention on permutations that match
+    def beyond(alpha: float) -> float:  # 0 if matching permutations have the fraction (1 + 1/k)/2 of the attention
         odds = np.exp(-match_score(alpha, beta(alpha), order, gain))
         return float(1 / (1 + (order - 1) * odds) - (1 + 1 / order) / 2)
 
     end = brentq(beyond, 0.0, 50.0)
-    knees = [epsilon * 4.0**i for i in range(40) if epsilon * 4.0**i < end]
-    edges = [0.0, *knees, end]
-    return float(sum(quad(pace, low, high, epsrel=1e-10)[0] for low, high in pairwise(edges)))
-
-
-def late_alpha(time: Any, order: int, gain: float = 1.0) -> Any:
-    """alpha long after the jump, to leading order: log log t + log(k^2/(4 (k-1) gain)) (from Eq. 3)."""
-    return np.log(np.log(time)) + log(order**2 / (4 * (order - 1) * gain))
+    inner = [epsilon * 4.0**i for i in range(40) if epsilon * 4.0**i < end]
+    edges = [0.0, *inner, end]
+    return float(sum(quad(time_per_alpha, low, high, epsrel=1e-10)[0] for low, high in pairwise(edges)))

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from stagelens import ClaimRef, ProbeRef, TaskRef, hookimpl
+from stagelens import ClaimRef, FigureRef, ProbeRef, TaskRef, hookimpl
 
 TASKS = (
     TaskRef(
         "rich/toy",
         "six parameters learn a 4-gram first and an induction head after a plateau; layerwise, online SGD",
         ("quick", "paper"),
-        "stagelens_rich.tasks:Toy",
+        "stagelens_rich.tasks.toy:RichToy",
         default=True,
     ),
     TaskRef(
@@ -22,13 +22,13 @@ TASKS = (
         "rich/high-dim",
         "the same with tokens of 100 dimensions, by gradient descent or Adam",
         ("quick", "paper", "fig4"),
-        "stagelens_rich.tasks:HighDim",
+        "stagelens_rich.tasks.toy:HighDim",
     ),
     TaskRef(
         "rich/text",
         "a two-layer transformer with learnable ALiBi slopes on natural language",
         ("quick", "paper"),
-        "stagelens_rich.text:Text",
+        "stagelens_rich.tasks.text:Text",
     ),
 )
 PROBES = (
@@ -36,25 +36,34 @@ PROBES = (
         "position_norms",
         "ALiBi slopes p and the norm of (W_K, W_Q), of each head and of all together",
         ("p", "kq", "all_p", "all_kq"),
-        "stagelens_rich.text_probes:PositionNorms",
+        "stagelens_rich.probes:PositionNorms",
         default=False,
     ),
 )
 CLAIMS = tuple(
-    ClaimRef(id, title, f"stagelens_rich.{where}")
+    ClaimRef(id, title, f"stagelens_rich.claims.{where}")
     for id, where, title in (
-        ("G1", "claims:FourPhases", "four phases, the 4-gram first"),
-        ("G2", "claims:PreviousToken", "stage I: the first layer comes to attend to the previous token"),
-        ("G3", "claims:Balance", "w_Q^2 - w_K^2 is conserved"),
-        ("G4", "claims:PlateauTime", "the plateau lasts Theta((1 + alpha*)^2 L log(1/sigma) / w*^2)"),
-        ("G5", "claims:Growth", "w_KQ grows exponentially on the plateau"),
-        ("G6", "claims:Convergence", "the 4-gram converges as 1/t, the induction head exponentially"),
-        ("G7", "claims:ClosedForms", "the closed forms of both losses"),
-        ("G8", "claims:BooleanTokens", "Boolean tokens: the same order and phases"),
-        ("G9", "claims:AdamEscapes", "Adam leaves the plateau that gradient descent stays on"),
-        ("G10", "text_claims:PositionsFirst", "in a transformer on text, positions come before dot products"),
-        ("G11", "claims:PartialLearning", "phase I: the 4-gram below 1% while the induction head is above 99%"),
+        ("G1", "trained:FourPhases", "four phases, the 4-gram first"),
+        ("G2", "trained:PreviousToken", "stage I: the first layer comes to attend to the previous token"),
+        ("G3", "flow:Balance", "w_Q^2 - w_K^2 is conserved"),
+        ("G4", "flow:PlateauTime", "the plateau lasts Theta((1 + alpha*)^2 L log(1/sigma) / w*^2)"),
+        ("G5", "trained:Growth", "w_KQ grows exponentially on the plateau"),
+        ("G6", "flow:Convergence", "the 4-gram converges as 1/t, the induction head exponentially"),
+        ("G7", "sampling:ClosedForms", "the closed forms of both losses"),
+        ("G8", "trained:BooleanTokens", "Boolean tokens: the same order and phases"),
+        ("G9", "trained:AdamEscapes", "Adam leaves the plateau that gradient descent stays on"),
+        ("G10", "text:PositionsFirst", "in a transformer on text, positions come before dot products"),
+        ("G11", "flow:PartialLearning", "phase I: the 4-gram below 1% while the induction head is above 99%"),
     )
+)
+FIGURES = (
+    FigureRef("fig1", "Fig. 1: four phases of the toy model", task="rich/toy"),
+    FigureRef("positions_first", "Fig. 2: on text, positions are learned before dot products", task="rich/text"),
+    FigureRef("fig3", "Fig. 3: four phases with Boolean tokens", task="rich/toy", settings={"tokens": "boolean"}),
+    FigureRef("fig4", "Fig. 4: gradient descent and Adam in 100 dimensions", task="rich/high-dim", preset="fig4"),
+    FigureRef("phases", "Fig. 1 by the flow on the closed forms", task="rich/flow"),
+    FigureRef("scaling", "Theorem 4: the length of the plateau", task="rich/flow", preset="scaling"),
+    FigureRef("first_layer", "Lemma 2: the first layer", task="rich/flow", settings={"system": "first-layer"}),
 )
 
 
@@ -71,3 +80,8 @@ def stagelens_register_probes() -> tuple[ProbeRef, ...]:
 @hookimpl
 def stagelens_register_claims() -> tuple[ClaimRef, ...]:
     return CLAIMS
+
+
+@hookimpl
+def stagelens_register_figures() -> tuple[FigureRef, ...]:
+    return FIGURES

@@ -4,60 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import Any, ClassVar
 
 import numpy as np
-from pydantic import Field, model_validator
 
-from stagelens import Flow, FlowConfig, Prediction, Reading, StagelensError, Timeline
-from stagelens.experiments import Config, Floats, State, integrate
+from stagelens import Flow, Prediction, Reading, StagelensError, Timeline
+from stagelens.experiments import Config, Floats, State, integrate, recording_times
 from stagelens_rich import theory
-from stagelens_rich.problem import Mixture, setting_of, time_predictions
-from stagelens_rich.theory import PhaseTimes, Setting, Tokens
+from stagelens_rich.config import RichFlowConfig
+from stagelens_rich.predictions import plateau_prediction, time_predictions
+from stagelens_rich.theory import PhaseTimes
 
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
-    from stagelens import Run
-
-STAGES = ("partial learning", "emergence")  # the two drops of log L_IH2, before and after the plateau
-LONG_ENOUGH = 3.0  # times T_III, so that the convergence is seen
-
-
-class RichFlowConfig(Mixture, FlowConfig):
-    """`system` four: p, w_V1, w_KQ, w_V2 as in C.3; five: w_Q and w_K apart; first-layer: p(1,1) alone (C.2)."""
-
-    tokens: Tokens = Field("gaussian", description="tokens of the closed form: gaussian (Eq. 10) or boolean")
-    system: Literal["four", "five", "first-layer"] = Field("four", description="which parameters move")
-    imbalance: float = Field(
-        0.0, gt=-1, le=1000, description="with system=five, w_Q starts at (1 + imbalance) sigma_init"
-    )
-    time: float = Field(0.0, description="end of the integration; unless given, 3 times the T_III that theory expects")
-    points: int = Field(800, description="times at which the flow is recorded")
-    rtol: float = Field(1e-10, description="relative tolerance")
-    atol: float = Field(1e-40, description="absolute tolerance; far below any sigma_init, so that rtol decides")
-
-    @model_validator(mode="after")
-    def _end(self) -> RichFlowConfig:
-        if self.time == 0:
-            object.__setattr__(self, "time", self._long_enough())  # the config is frozen from here on
-        return self
-
-    @property
-    def setting(self) -> Setting:
-        return setting_of(self, self.tokens)
-
-    @property
-    def pair(self) -> int:
-        """How often the gradient with respect to w_Q w_K reaches each of the two, in units of w."""
-        return theory.PAIR if self.system == "four" else 1
-
-    def _long_enough(self) -> float:
-        if self.system == "first-layer":
-            return 1000 * (self.L - 2) / (self.setting.g_star * self.sigma_init)
-        T_III = theory.expected_times(self.setting, self.pair).T_III
-        assert T_III is not None
-        return LONG_ENOUGH * T_III
+STAGES = ("partial learning", "emergence")  # the drops of L_IH2 before and after the plateau
+SYSTEMS = {
+    "four": ("p", "w_V1", "w_KQ", "w_V2"),
+    "five": ("p", "w_V1", "w_Q", "w_K", "w_V2"),
+    "first-layer": ("p_first",),
+}
 
 
 class RichFlow(Flow):
@@ -71,16 +34,12 @@ class RichFlow(Flow):
 
     @property
     def first(self) -> bool:
+        """True if the first layer is integrated."""
         return bool(self.config.system == "first-layer")
 
     def initial(self) -> State:
         c = self.config
-        names = {
-            "four": ("p", "w_V1", "w_KQ", "w_V2"),
-            "five": ("p", "w_V1", "w_Q", "w_K", "w_V2"),
-            "first-layer": ("p_first",),
-        }[c.system]
-        return {name: np.array(c.sigma_init * (1 + c.imbalance * (name == "w_Q"))) for name in names}
+        return {name: np.array(c.sigma_init * (1 + c.imbalance * (name == "w_Q"))) for name in SYSTEMS[c.system]}
 
     def derivative(self, time: float, state: State) -> State:  # noqa: ARG002
         s = self.config.setting
@@ -106,42 +65,41 @@ class RichFlow(Flow):
         yield Reading("loss", float(four_gram + induction))
         yield Reading("loss_4gram", float(four_gram))
         yield Reading("loss_induction", float(induction))
-        yield Reading("induction_decades", float(theory.decades(induction, theory.induction_loss(0.0, 0.0, s))))
+        relative = theory.log10_relative(induction, theory.induction_loss(0.0, 0.0, s))
+        yield Reading("induction_decades", float(relative))
         for name, value in state.items():
             yield Reading(name, float(value))
         if "w_Q" in state:
             yield Reading("conserved/w_Q^2 - w_K^2", float(state["w_Q"] ** 2 - state["w_K"] ** 2))
 
     def times(self) -> Floats:
-        """Two thirds of them even, one third even in log time from 0.1 on."""
+        """Returns the recorded times [time]: two thirds evenly spaced, one third evenly spaced in log time."""
         end, points = self.config.time, self.config.points
-        log = np.geomspace(min(0.1, end / 10), end, points // 3)
-        return np.unique(np.concatenate([np.linspace(0, end, points - points // 3), log]))
+        return recording_times(end, even=points - points // 3, log=points // 3, first=min(0.1, end / 10))
 
     def measured_times(self, timeline: Timeline) -> PhaseTimes:
-        """Theorem 4's times, by their definitions."""
+        """Returns Theorem 4's times of a recorded flow, by their definitions."""
         four_gram, induction, h = (timeline.scalar(name)[1] for name in ("loss_4gram", "loss_induction", "w_V2"))
         return theory.phase_times(timeline.steps, four_gram, induction, h, self.config.setting.h_star)
 
     def predictions(self) -> Sequence[Prediction]:
+        """Returns the plateau's level and Theorem 4's times."""
         if self.first:
             return []
-        s, pair = self.config.setting, self.config.pair
-        plateau = float(theory.induction_loss(0.0, s.h_plateau, s))
-        times = time_predictions(theory.expected_times(s, pair), self.measured_times)
-        return [Prediction("plateau", "level", plateau, "Eq. 10 at w = 0", series="loss_induction"), *times]
+        s = self.config.setting
+        expected = theory.expected_times(s, self.config.pair)
+        return [plateau_prediction(s), *time_predictions(expected, self.measured_times)]
 
     def stage_names(self) -> Sequence[str]:
         return () if self.first else STAGES
 
-    def figures(self, run: Run) -> Mapping[str, Figure]:
-        from stagelens_rich import figures
+    def figures(self, run: Any) -> Mapping[str, Any]:
+        from stagelens_rich.figures.flow import first_layer, scaling
+        from stagelens_rich.figures.toy import phases
 
         if self.first:
-            return {"first_layer": figures.first_layer(run)}
-        return (
-            {"scaling": figures.scaling(run)} if run.manifest.preset == "scaling" else {"phases": figures.phases(run)}
-        )
+            return {"first_layer": first_layer(run)}
+        return {"scaling": scaling(run)} if run.manifest.preset == "scaling" else {"phases": phases(run)}
 
 
 @lru_cache(maxsize=64)
@@ -154,16 +112,16 @@ def _solved(settings: tuple[tuple[str, Any], ...]) -> tuple[RichFlow, Timeline]:
 
 
 def solved(**settings: Any) -> Timeline:
-    """The flow with these settings, integrated now and kept in memory."""
+    """Returns the flow with these settings, integrated in memory; the last 64 are cached."""
     return _solved(tuple(sorted(settings.items())))[1]
 
 
 def solved_times(**settings: Any) -> PhaseTimes:
-    """Its phase times."""
+    """Returns the phase times of the flow with these settings."""
     flow, timeline = _solved(tuple(sorted(settings.items())))
     return flow.measured_times(timeline)
 
 
 def _product(state: State) -> Any:
-    """v = w_Q w_K."""
+    """Returns v = w_Q w_K."""
     return state["w_KQ"] ** 2 if "w_KQ" in state else state["w_Q"] * state["w_K"]

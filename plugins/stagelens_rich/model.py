@@ -1,7 +1,7 @@
 """The reparameterized two-layer transformer (Eqs. 5, 6) as a hooked module, for tokens of any dimension D.
 
-The text sums s up to L - 2 in Eq. 6 and up to L - 1 in C.2 and C.3. Only the latter lets head (2,1) see x_(L-2), and
-Eqs. 7 and 10 count L - 2 terms, so s = 2..L-1 here.
+The paper sums s up to L - 2 in Eq. 6 and up to L - 1 in C.2 and C.3. Only the latter lets head (2,1) see x_(L-2), and
+Eqs. 7 and 10 have L - 2 terms. So s = 2..L-1 here.
 """
 
 from __future__ import annotations
@@ -16,56 +16,56 @@ from transformer_lens.hook_points import HookPoint
 
 from stagelens.models import ToyConfig
 
-LEARNED = 20.0  # p(1,1) of a first layer that has learned: it looks at the previous token up to 2e-9
+LEARNED = 20.0  # p(1,1) of a learned first layer: its attention to the previous token is 1 - 2e-9
 
 
 def visible_in_first(n_query: int, L: int) -> Tensor:
-    """bool [query, key]: each query sees the tokens before it (Eq. 5); the last of `n_query` queries is at token L."""
-    place = torch.arange(L)
-    return place[None, :] < place[L - n_query :, None]
+    """Returns bool [query, key]: each query sees the tokens before it (Eq. 5). The last query is at token L."""
+    position = torch.arange(L)
+    return position[None, :] < position[L - n_query :, None]
 
 
 def visible_in_second(n_query: int, L: int) -> Tensor:
-    """bool [query, key]: s = 2..L-1 (Eq. 6), at whatever query; the model has one, the last."""
-    place = torch.arange(L)
-    return ((place > 0) & (place < L - 1)).expand(n_query, L)
+    """Returns bool [query, key]: every query sees s = 2..L-1 (Eq. 6). The model has one query, the last."""
+    position = torch.arange(L)
+    return ((position > 0) & (position < L - 1)).expand(n_query, L)
 
 
-def unseen(visible: Tensor) -> Tensor:
-    """What is added to the scores: 0 at visible keys, -inf elsewhere."""
+def additive_mask(visible: Tensor) -> Tensor:
+    """Returns what is added to the scores: 0 for visible keys, -inf for masked keys."""
     return torch.zeros(visible.shape).masked_fill(~visible, -torch.inf)
 
 
 class PreviousAttention(nn.Module):
-    """First layer: one head that sees only how far back a token is, never the token itself (Eq. 5)."""
+    """First layer: one head whose scores depend only on the distance of a token (Eq. 5)."""
 
     behind: Tensor
-    unseen: Tensor
+    mask: Tensor
 
     def __init__(self, L: int, p: float) -> None:
         super().__init__()
         self.p = nn.Parameter(torch.tensor(p))
-        place = torch.arange(L)
-        behind = (place[1:, None] - 1 - place[None, :]).float()  # [query, key], queries 2..L
+        position = torch.arange(L)
+        behind = (position[1:, None] - 1 - position[None, :]).float()  # [query, key], queries 2..L
         self.register_buffer("behind", behind.clamp(min=0), persistent=False)
-        self.register_buffer("unseen", unseen(visible_in_first(L - 1, L)), persistent=False)
+        self.register_buffer("mask", additive_mask(visible_in_first(L - 1, L)), persistent=False)
         self.hook_attn_scores = HookPoint()  # [1, 1, query 2..L, key]
-        self.hook_pattern = HookPoint()  # [1, 1, query, key]; the first query sees nothing
+        self.hook_pattern = HookPoint()  # [1, 1, query, key]; all keys are masked for the first query
         self.hook_z = HookPoint()  # [batch, query, 1, D]
 
     def forward(self, x: Tensor) -> Tensor:
-        """x [batch, L, D] -> y [batch, L, D], y_1 = 0."""
-        scores = self.hook_attn_scores((self.unseen - self.p * self.behind)[None, None])
+        """Maps x [batch, L, D] to y [batch, L, D]; y_1 = 0."""
+        scores = self.hook_attn_scores((self.mask - self.p * self.behind)[None, None])
         pattern = self.hook_pattern(pad(scores.softmax(-1), (0, 0, 1, 0)))
         z: Tensor = self.hook_z(torch.tensordot(x, pattern[0, 0], ([1], [1])).transpose(1, 2)[:, :, None])
         return z[:, :, 0]
 
 
 class MixedAttention(nn.Module):
-    """Second layer at the last query: head (2,1) by position only, head (2,2) by dot products only (Eq. 6)."""
+    """Second layer at the last query: head (2,1) scores by position, head (2,2) by dot product (Eq. 6)."""
 
     behind: Tensor
-    unseen: Tensor
+    mask: Tensor
 
     def __init__(self, L: int, W_Q: Tensor, W_K: Tensor, sigma: float) -> None:
         super().__init__()
@@ -74,7 +74,7 @@ class MixedAttention(nn.Module):
         self.W_Q, self.W_K = nn.Parameter(W_Q), nn.Parameter(W_K)  # [D, D]
         behind = torch.arange(L - 2, -2, -1).float()  # L - 1 - s, [key]
         self.register_buffer("behind", behind, persistent=False)
-        self.register_buffer("unseen", unseen(visible_in_second(1, L)[0]), persistent=False)
+        self.register_buffer("mask", additive_mask(visible_in_second(1, L)[0]), persistent=False)
         self.hook_q = HookPoint()  # [batch, 1, 1, D], of head (2,2)
         self.hook_k = HookPoint()  # [batch, key, 1, D]
         self.hook_v = HookPoint()  # [batch, key, head, D]
@@ -83,12 +83,12 @@ class MixedAttention(nn.Module):
         self.hook_z = HookPoint()  # [batch, 1, head, D]
 
     def forward(self, x: Tensor, y: Tensor) -> Tensor:
-        """x, y [batch, L, D] -> TF_-1 [batch, head, D]."""
+        """Maps x and y [batch, L, D] to TF_-1 [batch, head, D]."""
         q = self.hook_q((x[:, -1:] @ self.W_Q.T)[:, :, None])
         k = self.hook_k((y @ self.W_K.T)[:, :, None])
-        by_token = (k * q)[:, :, 0].sum(-1)  # [batch, key]; sums beat batched products where D is small
-        by_place = (-self.p * self.behind).expand_as(by_token)
-        scores = self.hook_attn_scores((torch.stack([by_place, by_token], dim=1) + self.unseen)[:, :, None])
+        by_token = (k * q)[:, :, 0].sum(-1)  # [batch, key]; faster than a batched product for small D
+        by_position = (-self.p * self.behind).expand_as(by_token)
+        scores = self.hook_attn_scores((torch.stack([by_position, by_token], dim=1) + self.mask)[:, :, None])
         pattern = self.hook_pattern(scores.softmax(-1))
         v = self.hook_v(torch.stack([y, x], dim=2))
         z = self.hook_z((pattern[:, :, 0].transpose(1, 2)[..., None] * v).sum(1)[:, None])
@@ -97,7 +97,7 @@ class MixedAttention(nn.Module):
 
 
 class MixedTransformer(HookedRootModule):  # type: ignore[misc]
-    """TF_-1 (Eq. 6): tokens [batch, L, D] -> the 4-gram's and the induction head's prediction [batch, 2, D]."""
+    """TF_-1 (Eq. 6): maps tokens [batch, L, D] to the 4-gram's and the induction head's prediction [batch, 2, D]."""
 
     def __init__(self, L: int, W_Q: Tensor, W_K: Tensor, sigma: float, p_first: float) -> None:
         super().__init__()
@@ -108,16 +108,16 @@ class MixedTransformer(HookedRootModule):  # type: ignore[misc]
 
     @property
     def first(self) -> Any:
-        """The first layer's attention."""
+        """The attention of the first layer."""
         return self.blocks[0].attn
 
     @property
     def second(self) -> Any:
-        """The second layer's attention."""
+        """The attention of the second layer."""
         return self.blocks[1].attn
 
     def visible_keys(self, layer: int | None, n_query: int, n_key: int) -> Tensor:
-        """bool [query, key]: the keys that the queries of a layer see, for the probes."""
+        """Returns bool [query, key]: the keys that the queries of a layer see, for the probes."""
         return visible_in_second(n_query, n_key) if layer == 1 else visible_in_first(n_query, n_key)
 
     def forward(self, x: Tensor) -> Tensor:

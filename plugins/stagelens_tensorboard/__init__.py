@@ -1,13 +1,13 @@
-"""Every reading of a run in TensorBoard, as it is recorded.
+"""Writes every reading of a run to TensorBoard while the run is recorded.
 
     pip install 'stagelens[tensorboard]'
     stagelens --plugin-dir stagelens_tensorboard run markov
     tensorboard --logdir runs
 
-It is not loaded unless it is named: nobody gets files that they did not ask for.
+The plugin is loaded only if `--plugin-dir` names it.
 
-TensorBoard has integer steps. A training's are its own. The times of a flow are multiplied by a power of ten, which the
-text `steps` of the run names, and each point has its exact time as its wall time (axis "Relative").
+TensorBoard has integer steps. The steps of a training are written as they are. The times of a flow are multiplied by a
+power of ten, which the run's text `steps` names. The wall time of each point is its exact time (axis "Relative").
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ try:
 except ImportError:
     raise UsageError("TensorBoard is not installed; pip install 'stagelens[tensorboard]'") from None
 
-FOLDER = "tensorboard"  # in the run's own folder
-FINENESS = 7  # a flow ends at a step of at most 10**7; a longer one has its own times, up to what an int64 holds
-LONGEST = 18
+FOLDER = "tensorboard"  # directory in the run's directory
+FINENESS = 7  # a flow's times are scaled to steps of at most 10**7; longer times are not scaled up
+LONGEST = 18  # largest exponent of ten of a step, so that it fits into an int64
 
 
 class Writer:
-    """Writes the readings of one run. No two steps or names of a run become one of TensorBoard's."""
+    """Writes the readings of one run. Different steps and names stay different in TensorBoard."""
 
     def __init__(self, run: Run) -> None:
-        """A resumed run measures again what came after its newest checkpoint: TensorBoard drops that too."""
+        """Opens the event file. A resumed run repeats the steps after its newest checkpoint, so these are dropped."""
         redone = max(run.checkpoints, default=-1) + 1
         self.events: Any = SummaryWriter(run.folder / FOLDER, purge_step=redone)
         self.events.add_text("config", f"`{run.command}`", 0)
@@ -43,19 +43,20 @@ class Writer:
             text = f"step = time x {self.scale:g}, and the wall time of a point is its time"
             self.events.add_text("steps", text, 0)
         self.last = -1
-        self.tags: dict[str, str] = {}  # by name
+        self.tags: dict[str, str] = {}  # TensorBoard's tag of each name
 
     def add(self, step: float, readings: Sequence[Reading]) -> None:
-        whole, wall = int(step), None
+        """Writes the readings of one step."""
+        integer, wall = int(step), None
         if self.scale is not None:
-            whole, wall = max(round(step * self.scale), self.last + 1), float(step)
-            self.last = whole
+            integer, wall = max(round(step * self.scale), self.last + 1), float(step)
+            self.last = integer
         for reading in readings:
             for name, value in reading.scalars().items():
-                self.events.add_scalar(self.tag(name), value, whole, walltime=wall)
+                self.events.add_scalar(self.tag(name), value, integer, walltime=wall)
 
     def tag(self, name: str) -> str:
-        """`name` without blanks, unless another name is already called that."""
+        """Returns `name` without spaces, or `name` itself if another name already has that tag."""
         if name not in self.tags:
             short = name.replace(" ", "")
             self.tags[name] = name if short in self.tags.values() else short
@@ -63,13 +64,13 @@ class Writer:
 
 
 def scale_of(end: float) -> float:
-    """The power of ten that takes times up to `end` to steps of up to 10**FINENESS."""
+    """Returns the power of ten that maps times up to `end` to steps up to 10**FINENESS."""
     size = math.ceil(math.log10(end)) if end > 0 else 0
     exponent = min(max(FINENESS - size, 0), LONGEST - size)
     return float(10**exponent) if exponent >= 0 else 1 / 10**-exponent
 
 
-_writers: dict[Path, Writer] = {}  # by run; a run has one writer, and this process may have several runs
+_writers: dict[Path, Writer] = {}  # by run directory; one process can have several runs
 
 
 @hookimpl

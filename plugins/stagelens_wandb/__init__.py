@@ -1,10 +1,10 @@
-"""Every reading of a run in Weights & Biases, offline unless `WANDB_MODE` says otherwise.
+"""Writes every reading of a run to Weights & Biases, offline unless `WANDB_MODE` is set.
 
     pip install 'stagelens[wandb]'
     stagelens --plugin-dir stagelens_wandb run markov
     wandb sync runs/markov-minimal-quick-seed0/wandb/offline-run-*
 
-It is not loaded unless it is named: nothing leaves the machine that nobody sent.
+The plugin is loaded only if `--plugin-dir` names it. Offline, nothing leaves the machine before `wandb sync`.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ try:
 except ImportError:
     raise UsageError("Weights & Biases is not installed; pip install 'stagelens[wandb]'") from None
 
-_sessions: dict[Path, Any] = {}  # by run
+_sessions: dict[Path, Any] = {}  # by run directory
 
 
 @hookimpl
@@ -37,13 +37,13 @@ def stagelens_run_started(run: Run) -> None:
         reinit="create_new",
     )
     session.define_metric("step")
-    session.define_metric("*", step_metric="step")  # the axis of every chart, and not the count of calls
+    session.define_metric("*", step_metric="step")  # the x axis of every chart, instead of the number of calls
     _sessions[run.folder] = session
 
 
 @hookimpl
 def stagelens_reading_recorded(run: Run, step: float, readings: Sequence[Reading]) -> None:
-    """The step goes with the values: a flow's steps are times, which are not whole."""
+    """Logs the step with the values: the steps of a flow are times, which are not integers."""
     values = {name: value for reading in readings for name, value in reading.scalars().items()}
     _sessions[run.folder].log({**values, "step": step})
 

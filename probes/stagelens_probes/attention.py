@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from stagelens.recording import DoesNotApply, Scene, Site, wide
+from stagelens.recording import DoesNotApply, ProbeContext, Site, wide
 from stagelens_probes.positions import as_index, rows_of
 
 PATTERN = "attn.hook_pattern"
@@ -15,7 +15,7 @@ PATTERN = "attn.hook_pattern"
 
 @dataclass(frozen=True)
 class Weights:
-    """The attention of the queries that count: those of `Scene.queries_at` that see at least two keys."""
+    """The attention of the queries that count: those of `ProbeContext.queries_at` that see at least two keys."""
 
     values: Tensor  # [batch, head, query, key], rows sum to 1
     queries: Queries
@@ -42,9 +42,9 @@ class Queries:
     lowest_lag: int  # of query - key: 0, or negative where queries see keys to their right
 
 
-def is_causal(scene: Scene) -> bool:
+def is_causal(context: ProbeContext) -> bool:
     """Whether queries see no keys to their right: True unless the model's `cfg.attention_dir` says otherwise."""
-    return bool(getattr(getattr(scene.model, "cfg", None), "attention_dir", "causal") == "causal")
+    return bool(getattr(getattr(context.model, "cfg", None), "attention_dir", "causal") == "causal")
 
 
 def normalized(pattern: Tensor, visible: Tensor) -> Tensor:
@@ -70,23 +70,23 @@ def perhaps_any(condition: Tensor) -> bool:
         return True
 
 
-def visible_weights(pattern: Tensor, site: Site, scene: Scene) -> Weights:
+def visible_weights(pattern: Tensor, site: Site, context: ProbeContext) -> Weights:
     """`pattern` [batch, head, query, key] as weights; computed once per hook for all probes that ask."""
-    return scene.once(pattern, "weights", lambda: _visible_weights(pattern, site, scene))
+    return context.once(pattern, "weights", lambda: _visible_weights(pattern, site, context))
 
 
-def _visible_weights(pattern: Tensor, site: Site, scene: Scene) -> Weights:
+def _visible_weights(pattern: Tensor, site: Site, context: ProbeContext) -> Weights:
     key = ("queries", site.name, pattern.shape[-2:], pattern.device)
-    queries = scene.constant(key, lambda: _queries(pattern, site, scene))
+    queries = context.constant(key, lambda: _queries(pattern, site, context))
     return Weights(normalized(pattern[:, :, queries.rows], queries.visible), queries)
 
 
-def _queries(pattern: Tensor, site: Site, scene: Scene) -> Queries:
+def _queries(pattern: Tensor, site: Site, context: ProbeContext) -> Queries:
     n_query, n_key = pattern.shape[-2:]
-    visible = scene.visible(pattern, site.layer)  # [query, key]
+    visible = context.visible(pattern, site.layer)  # [query, key]
     first = n_key - n_query  # with fewer queries than keys, the last query is at the last key
     counts = visible.sum(-1).tolist()
-    rows = [row for row in rows_of(scene.queries_at(site), n_query, n_key, repr(site.name)) if counts[row] >= 2]
+    rows = [row for row in rows_of(context.queries_at(site), n_query, n_key, repr(site.name)) if counts[row] >= 2]
     if not rows:
         raise DoesNotApply(f"no scored query of {site.name!r} sees two keys; its shape is {tuple(pattern.shape)}")
     chosen = as_index(rows, pattern.device)

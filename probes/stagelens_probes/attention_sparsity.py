@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from stagelens import Probe, Reading
-from stagelens.recording import Reduced, Scene, Site, layers, stack_layers
+from stagelens.recording import ProbeContext, Reduced, Site, layers, stack_layers
 from stagelens_probes.attention import PATTERN, Weights, visible_weights
 
 
@@ -26,9 +26,9 @@ def sparsity_measures(weights: Weights) -> Tensor:
     return measures.mean(dim=(0, 2))
 
 
-def layer_sparsity(pattern: Tensor, site: Site, scene: Scene) -> Tensor:
+def layer_sparsity(pattern: Tensor, site: Site, context: ProbeContext) -> Tensor:
     """`sparsity_measures` of a pattern, computed once per hook for all probes that ask."""
-    return scene.once(pattern, "sparsity", lambda: sparsity_measures(visible_weights(pattern, site, scene)))
+    return context.once(pattern, "sparsity", lambda: sparsity_measures(visible_weights(pattern, site, context)))
 
 
 class AttentionSparsity(Probe):
@@ -40,13 +40,13 @@ class AttentionSparsity(Probe):
     hooks = (PATTERN,)
     stacks = True
 
-    def applies(self, scene: Scene) -> str | None:
-        return super().applies(scene) or scene.padding()
+    def applies(self, context: ProbeContext) -> str | None:
+        return super().applies(context) or context.padding()
 
-    def reduce(self, activation: Tensor, site: Site, scene: Scene) -> Tensor:
-        return layer_sparsity(activation, site, scene)
+    def reduce(self, activation: Tensor, site: Site, context: ProbeContext) -> Tensor:
+        return layer_sparsity(activation, site, context)
 
-    def readings(self, reduced: Reduced, scene: Scene) -> Iterable[Reading]:  # noqa: ARG002
+    def readings(self, reduced: Reduced, context: ProbeContext) -> Iterable[Reading]:  # noqa: ARG002
         measures = stack_layers(reduced)  # [layer, head, 4]
         for name, values in zip(self.gives, measures.unbind(-1), strict=True):
             yield Reading(name, values, ("layer", "head"), {"layer": layers(reduced)})

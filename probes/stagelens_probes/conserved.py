@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from stagelens import Probe, Reading
-from stagelens.recording import Reduced, Scene
+from stagelens.recording import ProbeContext, Reduced
 
 
 def named_numbers(quantities: Mapping[str, Tensor]) -> tuple[list[str], Tensor]:
@@ -30,14 +30,14 @@ class Conserved(Probe):
     title = "the task's conserved quantities and their drift"
     gives = ("value", "drift")
 
-    def applies(self, scene: Scene) -> str | None:
-        if scene.conserved is None or not scene.conserved(scene.model):
+    def applies(self, context: ProbeContext) -> str | None:
+        if context.conserved is None or not context.conserved(context.model):
             return "the task names no conserved quantities"
         return None
 
-    def readings(self, reduced: Reduced, scene: Scene) -> Iterable[Reading]:  # noqa: ARG002
-        assert scene.conserved is not None  # applies() saw to it
-        names, value = named_numbers(scene.conserved(scene.model))  # [quantity]
+    def readings(self, reduced: Reduced, context: ProbeContext) -> Iterable[Reading]:  # noqa: ARG002
+        assert context.conserved is not None  # applies() saw to it
+        names, value = named_numbers(context.conserved(context.model))  # [quantity]
         first = self.state.setdefault("first", value.clone()).to(value)
         drift = (value - first).abs() / torch.where(first == 0, 1.0, first.abs())
         coords = {"quantity": names}

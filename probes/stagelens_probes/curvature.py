@@ -10,7 +10,7 @@ from torch import Tensor
 
 from stagelens import Probe, Reading
 from stagelens.base import generator
-from stagelens.recording import Reduced, Scene, wide
+from stagelens.recording import ProbeContext, Reduced, wide
 from stagelens_probes.norms import norm
 
 MOST_PRODUCTS = 100
@@ -117,19 +117,19 @@ class Curvature(Probe):
     passes = f"1, and up to {MOST_PRODUCTS + 2} Hessian-vector products"
     default = False
 
-    def applies(self, scene: Scene) -> str | None:
-        if scene.loss_function is None:
+    def applies(self, context: ProbeContext) -> str | None:
+        if context.loss_function is None:
             return "no loss is known: give the recorder loss=function(model, batch), or a task"
-        if not any(p.requires_grad for p in scene.model.parameters()):
+        if not any(p.requires_grad for p in context.model.parameters()):
             return "no parameter of the model can be trained"
         return None
 
-    def readings(self, reduced: Reduced, scene: Scene) -> Iterable[Reading]:  # noqa: ARG002
-        parameters = [p for p in scene.model.parameters() if p.requires_grad]
+    def readings(self, reduced: Reduced, context: ProbeContext) -> Iterable[Reading]:  # noqa: ARG002
+        parameters = [p for p in context.model.parameters() if p.requires_grad]
         size = sum(p.numel() for p in parameters)
         start = torch.randn(size, generator=generator(0, "curvature"))
         with torch.enable_grad():
-            operator = hessian_operator(scene.forward(scene.batch), parameters)
+            operator = hessian_operator(context.forward(context.batch), parameters)
             ends = extreme_eigenvalues(operator, start.to(wide(parameters[0])))
         for name in self.gives:
             yield Reading(name, getattr(ends, name))

@@ -8,19 +8,19 @@ import torch
 from torch import Tensor
 
 from stagelens import Probe, Reading
-from stagelens.recording import Reduced, Scene, wide
+from stagelens.recording import ProbeContext, Reduced, wide
 from stagelens_probes.norms import joint_norm, norm
 
 
-def loss_gradient(scene: Scene) -> dict[str, Tensor]:
+def loss_gradient(context: ProbeContext) -> dict[str, Tensor]:
     """The gradient of the loss on the batch, by parameter; 0 for those that are frozen or unused.
 
     No parameter's `.grad` is written.
     """
-    parameters = dict(scene.model.named_parameters())
+    parameters = dict(context.model.named_parameters())
     free = [p for p in parameters.values() if p.requires_grad]
     with torch.enable_grad():
-        loss = scene.forward(scene.batch)
+        loss = context.forward(context.batch)
         found = torch.autograd.grad(loss, free, allow_unused=True, materialize_grads=True)
     gradients = iter(found)
     return {name: wide(next(gradients)) if p.requires_grad else torch.zeros_like(p) for name, p in parameters.items()}
@@ -59,15 +59,15 @@ class Gradient(Probe):
     passes = "1, and 1 backward"
     default = False
 
-    def applies(self, scene: Scene) -> str | None:
-        if scene.loss_function is None:
+    def applies(self, context: ProbeContext) -> str | None:
+        if context.loss_function is None:
             return "no loss is known: give the recorder loss=function(model, batch), or a task"
-        if not any(p.requires_grad for p in scene.model.parameters()):
+        if not any(p.requires_grad for p in context.model.parameters()):
             return "no parameter of the model can be trained"
         return None
 
-    def readings(self, reduced: Reduced, scene: Scene) -> Iterable[Reading]:  # noqa: ARG002
-        gradient = loss_gradient(scene)
+    def readings(self, reduced: Reduced, context: ProbeContext) -> Iterable[Reading]:  # noqa: ARG002
+        gradient = loss_gradient(context)
         groups = parameter_groups(gradient)
         coords = {"group": list(groups)}
         sizes = {name: norm(values) for name, values in gradient.items()}

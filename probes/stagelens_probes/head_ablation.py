@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from stagelens import Probe, Reading
-from stagelens.recording import Omitted, Reduced, Scene, Site, layers, stack_layers, wide
+from stagelens.recording import Omitted, ProbeContext, Reduced, Site, layers, stack_layers, wide
 
 HEAD_OUTPUT = "attn.hook_z"  # [batch, position, head, d_head]
 ONE_SEQUENCE = (
@@ -51,34 +51,34 @@ class HeadAblation(Probe):
     passes = "2 per head"
     default = False
 
-    def applies(self, scene: Scene) -> str | None:
-        if scene.loss_function is None:
+    def applies(self, context: ProbeContext) -> str | None:
+        if context.loss_function is None:
             return "no loss is known: give the recorder loss=function(model, batch), or a task"
-        return super().applies(scene)
+        return super().applies(context)
 
-    def reduce(self, activation: Tensor, site: Site, scene: Scene) -> tuple[int, int]:  # noqa: ARG002
+    def reduce(self, activation: Tensor, site: Site, context: ProbeContext) -> tuple[int, int]:  # noqa: ARG002
         """The layer's number of heads, and of sequences that they are computed for."""
         return activation.shape[2], activation.shape[0]
 
-    def readings(self, reduced: Reduced, scene: Scene) -> Iterable[Reading | Omitted]:
+    def readings(self, reduced: Reduced, context: ProbeContext) -> Iterable[Reading | Omitted]:
         layer = {"layer": layers(reduced)}
-        zeroed = [_changes(scene, site, n_heads, zero) for site, (n_heads, _) in reduced.items()]
+        zeroed = [_changes(context, site, n_heads, zero) for site, (n_heads, _) in reduced.items()]
         yield Reading("zero", stack_layers(zeroed), ("layer", "head"), layer)
-        if padded := scene.padding():
+        if padded := context.padding():
             yield Omitted("mean", padded)
             return
         if all(n_sequences == 1 for _, n_sequences in reduced.values()):
             yield Omitted("mean", ONE_SEQUENCE)
             return
         meaned = [
-            _changes(scene, site, n_heads, mean) if n_sequences > 1 else torch.full_like(change, torch.nan)
+            _changes(context, site, n_heads, mean) if n_sequences > 1 else torch.full_like(change, torch.nan)
             for change, (site, (n_heads, n_sequences)) in zip(zeroed, reduced.items(), strict=True)
         ]
         yield Reading("mean", stack_layers(meaned), ("layer", "head"), layer)
 
 
-def _changes(scene: Scene, site: Site, n_heads: int, replacement: Replace) -> Tensor:
+def _changes(context: ProbeContext, site: Site, n_heads: int, replacement: Replace) -> Tensor:
     """[head]: the loss with each head's output replaced, minus the loss."""
-    assert scene.loss is not None  # applies() saw to it
-    losses = [scene.run(hooks=[(site.name, ablate(head, replacement))]) for head in range(n_heads)]
-    return wide(torch.stack(losses)) - wide(scene.loss)
+    assert context.loss is not None  # applies() saw to it
+    losses = [context.run(hooks=[(site.name, ablate(head, replacement))]) for head in range(n_heads)]
+    return wide(torch.stack(losses)) - wide(context.loss)

@@ -11,7 +11,7 @@ from torch.nn.functional import pad
 
 from stagelens import Probe, Reading
 from stagelens.base import UsageError
-from stagelens.recording import DoesNotApply, Reduced, Scene, Site, layers, stack_layers
+from stagelens.recording import DoesNotApply, ProbeContext, Reduced, Site, layers, stack_layers
 from stagelens_probes.attention import PATTERN, Weights, visible_weights
 from stagelens_probes.attention_sparsity import layer_sparsity
 
@@ -65,24 +65,24 @@ def phase(sparsity: Tensor, shared: Tensor) -> Tensor:
     return torch.where(shared.isnan(), torch.nan, index)
 
 
-def group_mass(weights: Weights, site: Site, scene: Scene) -> Tensor:
+def group_mass(weights: Weights, site: Site, context: ProbeContext) -> Tensor:
     """[head, group]: mean attention on each of the task's groups and, last, on keys of no group."""
     mean = weights.values.mean(0)  # [head, query, key]
     key = ("groups", site.name, mean.shape, mean.dtype, mean.device)
-    masks = scene.constant(key, lambda: _group_masks(weights, site, scene).to(mean.dtype))
+    masks = context.constant(key, lambda: _group_masks(weights, site, context).to(mean.dtype))
     return mean.flatten(1) @ masks / len(weights.query)
 
 
-def _group_masks(weights: Weights, site: Site, scene: Scene) -> Tensor:
+def _group_masks(weights: Weights, site: Site, context: ProbeContext) -> Tensor:
     """[query * key, group]: which keys belong to each of the task's groups and, last, to none."""
     n_key, device = weights.visible.shape[-1], weights.query.device
-    masks = torch.stack([_mask(name, site, n_key, scene).to(device) for name in scene.groups])
+    masks = torch.stack([_mask(name, site, n_key, context).to(device) for name in context.groups])
     return torch.cat([masks, ~masks.any(0, keepdim=True)])[:, weights.query].flatten(1).T
 
 
-def _mask(name: str, site: Site, n_key: int, scene: Scene) -> Tensor:
+def _mask(name: str, site: Site, n_key: int, context: ProbeContext) -> Tensor:
     """bool [query, key] of one group, for a query at every key; no keys in a layer that the group does not name."""
-    group = scene.groups[name]
+    group = context.groups[name]
     if not group.is_in(site.layer):
         return torch.zeros(n_key, n_key, dtype=torch.bool)
     try:
@@ -110,32 +110,32 @@ class HeadSpecialization(Probe):
     hooks = (PATTERN,)
     stacks = True
 
-    def applies(self, scene: Scene) -> str | None:
-        if getattr(getattr(scene.model, "cfg", None), "n_heads", 2) < 2:
+    def applies(self, context: ProbeContext) -> str | None:
+        if getattr(getattr(context.model, "cfg", None), "n_heads", 2) < 2:
             return "the model has one head, and specialization compares heads"
-        _check_layers(scene)
-        return super().applies(scene) or scene.padding()
+        _check_layers(context)
+        return super().applies(context) or context.padding()
 
-    def reduce(self, activation: Tensor, site: Site, scene: Scene) -> tuple[Tensor, Tensor, int]:
+    def reduce(self, activation: Tensor, site: Site, context: ProbeContext) -> tuple[Tensor, Tensor, int]:
         """-> mass [head, group or lag], mean sparsity (a number), and the lowest lag."""
-        weights = visible_weights(activation, site, scene)
-        mass = group_mass(weights, site, scene) if scene.groups else lag_mass(weights)
-        return mass, layer_sparsity(activation, site, scene)[:, 3].mean(), weights.queries.lowest_lag
+        weights = visible_weights(activation, site, context)
+        mass = group_mass(weights, site, context) if context.groups else lag_mass(weights)
+        return mass, layer_sparsity(activation, site, context)[:, 3].mean(), weights.queries.lowest_lag
 
-    def readings(self, reduced: Reduced, scene: Scene) -> Iterable[Reading]:
+    def readings(self, reduced: Reduced, context: ProbeContext) -> Iterable[Reading]:
         masses, sparsities, lows = (list(column) for column in zip(*reduced.values(), strict=True))
         if all(len(mass) < 2 for mass in masses):
             raise DoesNotApply("every layer has one head, and specialization compares heads")
-        if scene.groups:
-            dim, names = "group", [*scene.groups, "rest"]
-            named = [sum(group.is_in(site.layer) for group in scene.groups.values()) for site in reduced]  # [layer]
+        if context.groups:
+            dim, names = "group", [*context.groups, "rest"]
+            named = [sum(group.is_in(site.layer) for group in context.groups.values()) for site in reduced]  # [layer]
         else:
             masses = [pad(mass, (low - min(lows), 0)) for mass, low in zip(masses, lows, strict=True)]
             dim, names = "lag", [min(lows) + column for column in range(masses[0].shape[-1])]
             named = [len(names)] * len(masses)
         leaders = [mass.argmax(-1) for mass in masses]
         shared = [overlap(mass) * (1 if n else torch.nan) for mass, n in zip(masses, named, strict=True)]
-        n_groups = len(scene.groups) or len(names)
+        n_groups = len(context.groups) or len(names)
         covered = [coverage(leader, n_groups, n) for leader, n in zip(leaders, named, strict=True)]
         by_chance = [coverage_chance(len(leader), n) for leader, n in zip(leaders, named, strict=True)]
         phases = [phase(sparsity, o) for sparsity, o in zip(sparsities, shared, strict=True)]
@@ -150,10 +150,10 @@ class HeadSpecialization(Probe):
         yield Reading("phase", torch.stack(phases), ("layer",), layer, labels=PHASES)
 
 
-def _check_layers(scene: Scene) -> None:
+def _check_layers(context: ProbeContext) -> None:
     """Refuses a group that names a layer which the model does not have."""
-    there = [site.layer for site in scene.sites(PATTERN)]
-    for name, group in scene.groups.items():
+    there = [site.layer for site in context.sites(PATTERN)]
+    for name, group in context.groups.items():
         for layer in group.layers or ():
             if layer not in there:
                 raise UsageError(f"group {name!r} names layer {layer}; the model has attention in layers {there}")

@@ -10,7 +10,7 @@ from torch import Tensor
 from transformer_lens import FactoredMatrix
 
 from stagelens import Probe, Reading
-from stagelens.recording import DoesNotApply, Omitted, Scene, Site, layers, stack_layers, wide
+from stagelens.recording import DoesNotApply, Omitted, ProbeContext, Site, layers, stack_layers, wide
 from stagelens_probes.attention import PATTERN, normalized
 from stagelens_probes.next_token import scored_losses
 from stagelens_probes.norms import scale_of
@@ -86,34 +86,34 @@ class Induction(Probe):
         self.seed = seed
         self._repeats: Repeats | None = None
 
-    def applies(self, scene: Scene) -> str | None:
-        if not (getattr(getattr(scene.model, "cfg", None), "d_vocab", None) or 0) > 1:
+    def applies(self, context: ProbeContext) -> str | None:
+        if not (getattr(getattr(context.model, "cfg", None), "d_vocab", None) or 0) > 1:
             return "the model has no vocabulary (cfg.d_vocab): there are no tokens to repeat"
-        if not scene.sites(PATTERN):
+        if not context.sites(PATTERN):
             return f"the model has no hook {PATTERN!r}"
         return None
 
-    def repeats(self, scene: Scene) -> Repeats:
+    def repeats(self, context: ProbeContext) -> Repeats:
         """The sequences that repeat, on the model's device; drawn once."""
         if self._repeats is None:
-            cfg: Any = scene.model.cfg
+            cfg: Any = context.model.cfg
             self._repeats = repeated_tokens(cfg.d_vocab, getattr(cfg, "n_ctx", None) or LONGEST, self.seed)
-        parameter = next(scene.model.parameters(), None)
+        parameter = next(context.model.parameters(), None)
         return self._repeats if parameter is None else self._repeats.to(parameter.device)
 
-    def readings(self, reduced: Any, scene: Scene) -> Iterable[Reading | Omitted]:  # noqa: ARG002
+    def readings(self, reduced: Any, context: ProbeContext) -> Iterable[Reading | Omitted]:  # noqa: ARG002
         try:
-            yield from self._scores(scene)
+            yield from self._scores(context)
         except DoesNotApply as reason:
             yield from (Omitted(name, str(reason)) for name in SCORES)
-        yield _copying(scene)
-        yield from _icl_score(scene)
+        yield _copying(context)
+        yield from _icl_score(context)
 
-    def _scores(self, scene: Scene) -> Iterable[Reading]:
+    def _scores(self, context: ProbeContext) -> Iterable[Reading]:
         """The scores of the pass over repeated tokens; raises DoesNotApply before the first, or not at all."""
-        if reason := _too_small(scene):
+        if reason := _too_small(context):
             raise DoesNotApply(reason)
-        found = self._attention(self.repeats(scene), scene)
+        found = self._attention(self.repeats(context), context)
         coords = {"layer": layers(found)}
         mean, error = (stack_layers([parts[i] for parts in found.values()]) for i in (0, 1))  # [layer, head, score]
         uniform = torch.stack([parts[2] for parts in found.values()])  # [layer, score]
@@ -122,7 +122,7 @@ class Induction(Probe):
             yield Reading(f"{name}_error", error[..., i], ("layer", "head"), coords)
             yield Reading(f"{name}_chance", uniform[..., i], ("layer",), coords)
 
-    def _attention(self, repeats: Repeats, scene: Scene) -> dict[Site, tuple[Tensor, Tensor, Tensor]]:
+    def _attention(self, repeats: Repeats, context: ProbeContext) -> dict[Site, tuple[Tensor, Tensor, Tensor]]:
         """One pass over the sequences: at each site the scores, their standard errors [head, score], and chance."""
         found: dict[Site, tuple[Tensor, Tensor, Tensor]] = {}
         n, size = repeats.tokens.shape
@@ -134,16 +134,16 @@ class Induction(Probe):
                         f"{site.name!r} has shape {tuple(pattern.shape)} on {size} tokens; "
                         f"a query and a key at every token are needed"
                     )
-                visible = scene.visible(pattern, site.layer)
+                visible = context.visible(pattern, site.layer)
                 weights = attention(pattern, visible).expand(n, *pattern.shape[1:])
                 found[site] = (*mean_and_error(sequence_scores(weights, repeats)), chance(visible, repeats))
 
             return score
 
-        sites = scene.sites(PATTERN)
+        sites = context.sites(PATTERN)
         try:
-            with scene.model.hooks(fwd_hooks=[(site.name, score_at(site)) for site in sites]):
-                scene.output_of(repeats.tokens)
+            with context.model.hooks(fwd_hooks=[(site.name, score_at(site)) for site in sites]):
+                context.output_of(repeats.tokens)
         except DoesNotApply:
             raise
         except Exception as error:
@@ -152,9 +152,9 @@ class Induction(Probe):
         return found
 
 
-def _too_small(scene: Scene) -> str | None:
+def _too_small(context: ProbeContext) -> str | None:
     """Why no segment of two lengths can repeat in the model's context, or None if it can."""
-    cfg: Any = scene.model.cfg
+    cfg: Any = context.model.cfg
     n_ctx = getattr(cfg, "n_ctx", None) or LONGEST
     if n_ctx < SHORTEST:
         return f"the context is too short to repeat segments of two lengths: n_ctx = {n_ctx}, {SHORTEST} is the least"
@@ -163,12 +163,12 @@ def _too_small(scene: Scene) -> str | None:
     return None
 
 
-def _copying(scene: Scene) -> Reading | Omitted:
+def _copying(context: ProbeContext) -> Reading | Omitted:
     """`copying_scores`, [layer, head]; omitted if a matrix is missing or the outcomes are not the tokens."""
-    sites = scene.sites(PATTERN)
-    modules = dict(scene.model.named_modules())
+    sites = context.sites(PATTERN)
+    modules = dict(context.model.named_modules())
     attentions = [modules.get(site.name.rpartition(".")[0]) for site in sites]
-    named: dict[str, Any] = {name: getattr(scene.model, name, None) for name in ("W_E", "W_U")}
+    named: dict[str, Any] = {name: getattr(context.model, name, None) for name in ("W_E", "W_U")}
     heads = {name: [getattr(attention, name, None) for attention in attentions] for name in ("W_V", "W_O")}
     given = {name: [w] for name, w in named.items()} | heads
     if missing := [name for name, weights in given.items() if any(w is None for w in weights)]:
@@ -181,13 +181,13 @@ def _copying(scene: Scene) -> Reading | Omitted:
     return Reading("copying", stack_layers(scores), ("layer", "head"), {"layer": layers(dict.fromkeys(sites))})
 
 
-def _icl_score(scene: Scene) -> Iterable[Reading | Omitted]:
+def _icl_score(context: ProbeContext) -> Iterable[Reading | Omitted]:
     """`icl_score` of the positions that the task scores, and its error over sequences.
 
     Omitted if the positions are few, or no next tokens are predicted; the error also of a single sequence.
     """
     try:
-        positions, losses = scored_losses(scene)
+        positions, losses = scored_losses(context)
     except DoesNotApply as error:
         yield Omitted("icl_score", str(error))
         return

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from stagelens import Probe, Reading
 from stagelens.base import UsageError
-from stagelens.recording import DoesNotApply, Reduced, Scene, wide
+from stagelens.recording import DoesNotApply, ProbeContext, Reduced, wide
 from stagelens_probes.positions import as_index, rows_of
 
 MOST_KEPT = 2**20  # numbers of a reference predictor's answer
@@ -32,27 +32,27 @@ class KLToReferences(Probe):
     title = "KL divergence from the task's reference predictors to the model"
     gives = ("kl",)
 
-    def applies(self, scene: Scene) -> str | None:
-        return scene.padding() if scene.references else "the task names no reference predictors"
+    def applies(self, context: ProbeContext) -> str | None:
+        return context.padding() if context.references else "the task names no reference predictors"
 
-    def readings(self, reduced: Reduced, scene: Scene) -> Iterable[Reading]:  # noqa: ARG002
-        if not isinstance(scene.output, Tensor) or scene.output.ndim < 2:
+    def readings(self, reduced: Reduced, context: ProbeContext) -> Iterable[Reading]:  # noqa: ARG002
+        if not isinstance(context.output, Tensor) or context.output.ndim < 2:
             raise DoesNotApply("the model's output is not logits [batch, (position,) outcome]")
-        log_q = wide(scored(scene.output, scene)).log_softmax(-1)  # [batch, (position,) outcome]
+        log_q = wide(scored(context.output, context)).log_softmax(-1)  # [batch, (position,) outcome]
         values = []
-        for name, predict in scene.references.items():
-            log_p = reference(name, predict, scene)
-            log_p = scored(log_p, scene) if log_p.shape == scene.output.shape else log_p
+        for name, predict in context.references.items():
+            log_p = reference(name, predict, context)
+            log_p = scored(log_p, context) if log_p.shape == context.output.shape else log_p
             if log_p.shape != log_q.shape:
                 raise UsageError(
                     f"reference {name!r} gave shape {tuple(log_p.shape)}; expected the output's "
-                    f"{tuple(scene.output.shape)}, or its scored positions' {tuple(log_q.shape)}"
+                    f"{tuple(context.output.shape)}, or its scored positions' {tuple(log_q.shape)}"
                 )
-            if ("checked", name) not in scene.constants:
+            if ("checked", name) not in context.constants:
                 check_reference(name, log_p)
-                scene.constants["checked", name] = True
+                context.constants["checked", name] = True
             values.append(kl_divergence(log_p.to(log_q), log_q))
-        yield Reading("kl", torch.stack(values), ("reference",), {"reference": list(scene.references)})
+        yield Reading("kl", torch.stack(values), ("reference",), {"reference": list(context.references)})
 
 
 def check_reference(name: str, log_p: Tensor) -> None:
@@ -77,20 +77,20 @@ def _all(condition: Tensor) -> bool:
         return True
 
 
-def reference(name: str, predict: Callable[[Any], Tensor], scene: Scene) -> Tensor:
+def reference(name: str, predict: Callable[[Any], Tensor], context: ProbeContext) -> Tensor:
     """What `predict` says about the batch; said once where that is not too much to keep."""
     key = ("reference", name)
-    log_p: Tensor = scene.constants[key] if key in scene.constants else predict(scene.batch)
+    log_p: Tensor = context.constants[key] if key in context.constants else predict(context.batch)
     if not isinstance(log_p, Tensor):
         raise UsageError(f"reference {name!r} gave a {type(log_p).__name__}; expected a tensor of log-probabilities")
     if log_p.numel() <= MOST_KEPT:
-        scene.constants[key] = log_p
+        context.constants[key] = log_p
     return log_p
 
 
-def scored(output: Tensor, scene: Scene) -> Tensor:
+def scored(output: Tensor, context: ProbeContext) -> Tensor:
     """The positions of `output` [batch, position, outcome] that the task scores; all of [batch, outcome]."""
     if output.ndim < 3:
         return output
-    rows = rows_of(scene.queries, output.shape[1], scene.n_inputs, "the output")
+    rows = rows_of(context.queries, output.shape[1], context.n_inputs, "the output")
     return output[:, as_index(rows, output.device)]

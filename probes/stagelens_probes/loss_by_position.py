@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from stagelens import Probe, Reading
-from stagelens.recording import Reduced, Scene
+from stagelens.recording import ProbeContext, Reduced
 from stagelens_probes.next_token import no_next_token, scored_losses
 
 
@@ -16,9 +16,9 @@ class LossByPosition(Probe):
     title = "next-token loss at each position of the context"
     gives = ("loss",)
 
-    def applies(self, scene: Scene) -> str | None:
-        return no_next_token(scene)
+    def applies(self, context: ProbeContext) -> str | None:
+        return no_next_token(context)
 
-    def readings(self, reduced: Reduced, scene: Scene) -> Iterable[Reading]:  # noqa: ARG002
-        positions, losses = scored_losses(scene)
+    def readings(self, reduced: Reduced, context: ProbeContext) -> Iterable[Reading]:  # noqa: ARG002
+        positions, losses = scored_losses(context)
         yield Reading("loss", losses.mean(0), ("position",), {"position": positions})

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
-from stagelens.recording import DoesNotApply, Scene, wide
+from stagelens.recording import DoesNotApply, ProbeContext, wide
 from stagelens_probes.attention import is_causal
 from stagelens_probes.positions import rows_of
 
@@ -25,23 +25,23 @@ def batch_tokens(batch: Any) -> Tensor | None:
     return batch if is_tokens else None
 
 
-def no_next_token(scene: Scene) -> str | None:
+def no_next_token(context: ProbeContext) -> str | None:
     """Why the batch has no next tokens to predict, or None where it has."""
-    tokens = batch_tokens(scene.batch)
+    tokens = batch_tokens(context.batch)
     if tokens is None:
         return "the batch is not tokens: int [batch, position], or a dict with them as 'tokens' or 'input_ids'"
     if tokens.shape[1] < 2:
         return f"the batch has {tokens.shape[1]} position: there is no next token to predict"
-    if not is_causal(scene):
+    if not is_causal(context):
         return "the model is bidirectional: it sees the token it would have to predict"
-    if scene.random_batch:
+    if context.random_batch:
         return "the batch is random tokens, whose next token nothing predicts; give a batch of real text"
-    return scene.padding()
+    return context.padding()
 
 
-def no_logits(scene: Scene, tokens: Tensor) -> str | None:
+def no_logits(context: ProbeContext, tokens: Tensor) -> str | None:
     """Why the output is not logits [batch, position, token] of the tokens, or None where it is."""
-    output = scene.output
+    output = context.output
     if not isinstance(output, Tensor) or output.ndim != 3 or len(output) != len(tokens):
         return "the model's output is not logits [batch, position, token]"
     if output.shape[-1] <= int(tokens.max()):
@@ -49,37 +49,37 @@ def no_logits(scene: Scene, tokens: Tensor) -> str | None:
     shapes = f"the output has {output.shape[1]} positions for {tokens.shape[1]} tokens"
     if output.shape[1] > tokens.shape[1]:
         return f"{shapes}: which tokens they predict is not known"
-    if scene.loss_function is None and output.shape[1] < tokens.shape[1]:
+    if context.loss_function is None and output.shape[1] < tokens.shape[1]:
         return f"{shapes}, and no loss is known to tell which tokens they predict: give the recorder loss="
     return None
 
 
-def scored_losses(scene: Scene) -> tuple[list[int], Tensor]:
+def scored_losses(context: ProbeContext) -> tuple[list[int], Tensor]:
     """The scored positions t of the batch that have a next token, and the losses there; raises DoesNotApply.
 
     The losses [batch, position] are -log p(token t + 1 | tokens to t) in nats. Their mean is the loss that the
     recorder records: if it is not, the tokens were paired with the wrong logits, and nothing is given.
     """
-    return scene.once(scene.output, "next-token losses", lambda: _scored_losses(scene))
+    return context.once(context.output, "next-token losses", lambda: _scored_losses(context))
 
 
-def _scored_losses(scene: Scene) -> tuple[list[int], Tensor]:
-    tokens = batch_tokens(scene.batch)
-    reason = no_next_token(scene) or (no_logits(scene, tokens) if tokens is not None else None)
+def _scored_losses(context: ProbeContext) -> tuple[list[int], Tensor]:
+    tokens = batch_tokens(context.batch)
+    reason = no_next_token(context) or (no_logits(context, tokens) if tokens is not None else None)
     if reason or tokens is None:
         raise DoesNotApply(str(reason))
-    n_logits, n_tokens = scene.output.shape[1], tokens.shape[1]
+    n_logits, n_tokens = context.output.shape[1], tokens.shape[1]
     n_inputs = n_tokens if n_logits == n_tokens else n_tokens - 1  # fewer logits belong to the last inputs
     first = n_inputs - n_logits
-    rows = rows_of(scene.queries, n_logits, n_inputs, "the output")
+    rows = rows_of(context.queries, n_logits, n_inputs, "the output")
     positions = [row + first for row in rows if row + first < n_tokens - 1]
     if not positions:
         raise DoesNotApply("no scored position has a next token in the batch")
-    logits = wide(scene.output[:, [t - first for t in positions]])  # [batch, position, token]
+    logits = wide(context.output[:, [t - first for t in positions]])  # [batch, position, token]
     targets = tokens[:, [t + 1 for t in positions]].long()
     losses = cross_entropy(logits.transpose(1, 2), targets, reduction="none")
-    if scene.loss is not None:
-        _compare(losses.mean(), scene.loss, scene.output.dtype)
+    if context.loss is not None:
+        _compare(losses.mean(), context.loss, context.output.dtype)
     return positions, losses
 
 

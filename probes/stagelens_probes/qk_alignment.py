@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from stagelens import Probe, Reading
-from stagelens.recording import DoesNotApply, Omitted, Reduced, Scene, Site, layers, stack_layers, wide
+from stagelens.recording import DoesNotApply, Omitted, ProbeContext, Reduced, Site, layers, stack_layers, wide
 from stagelens_probes.norms import scale_of
 from stagelens_probes.positions import as_index, rows_of
 
@@ -84,10 +84,10 @@ def in_the_scores(reduced: Reduced, hook: str) -> dict[Site, Tensor]:
     }
 
 
-def check_rotation(reduced: Reduced, scene: Scene) -> None:
+def check_rotation(reduced: Reduced, context: ProbeContext) -> None:
     """Raises DoesNotApply if the model has hooks of rotated keys or queries that it does not call."""
     for hook in ROTATED.values():
-        if silent := [site.name for site in scene.sites(hook) if site not in reduced]:
+        if silent := [site.name for site in context.sites(hook) if site not in reduced]:
             raise DoesNotApply(
                 f"the model has the hook {silent[0]!r} and does not call it: the rotated keys and queries, which enter "
                 "the scores, cannot be read"
@@ -121,19 +121,19 @@ class QKAlignment(Probe):
     hooks = (KEYS, QUERIES, *ROTATED.values())
     stacks = True
 
-    def applies(self, scene: Scene) -> str | None:
-        missing = [hook for hook in (KEYS, QUERIES) if not scene.sites(hook)]
-        return f"the model has no hook {missing[0]!r}" if missing else scene.padding()
+    def applies(self, context: ProbeContext) -> str | None:
+        missing = [hook for hook in (KEYS, QUERIES) if not context.sites(hook)]
+        return f"the model has no hook {missing[0]!r}" if missing else context.padding()
 
-    def reduce(self, activation: Tensor, site: Site, scene: Scene) -> Tensor:
-        """[head, d_head, d_head]; of the queries, those of `Scene.queries_at`."""
+    def reduce(self, activation: Tensor, site: Site, context: ProbeContext) -> Tensor:
+        """[head, d_head, d_head]; of the queries, those of `ProbeContext.queries_at`."""
         if site.hook in (QUERIES, ROTATED[QUERIES]):
-            rows = rows_of(scene.queries_at(site), activation.shape[1], scene.n_inputs, repr(site.name))
+            rows = rows_of(context.queries_at(site), activation.shape[1], context.n_inputs, repr(site.name))
             activation = activation[:, as_index(rows, activation.device)]
         return second_moment(activation).cpu().double()  # not every device has eigh, nor double precision
 
-    def readings(self, reduced: Reduced, scene: Scene) -> Iterable[Reading | Omitted]:
-        check_rotation(reduced, scene)
+    def readings(self, reduced: Reduced, context: ProbeContext) -> Iterable[Reading | Omitted]:
+        check_rotation(reduced, context)
         keys, queries = (in_the_scores(reduced, hook) for hook in (KEYS, QUERIES))
         measures = [
             self._layer(str(index), key, query)
@@ -154,15 +154,15 @@ class QKAlignment(Probe):
         for name, named in dims.items():
             values = stack_layers([measure[name] for measure in measures])
             yield Reading(name, values, named, {dim: coords[dim] for dim in named if dim in coords})
-        if scene.directions:
+        if context.directions:
             leading = stack_layers([measure["leading"] for measure in measures])
-            units = scene.constant(("directions", leading.shape[-1]), lambda: _units(scene, leading.shape[-1]))
+            units = context.constant(("directions", leading.shape[-1]), lambda: _units(context, leading.shape[-1]))
             cosines = (leading @ units).abs()
             yield Reading(
                 "reference",
                 cosines,
                 ("layer", "head", "side", "direction"),
-                {**coords, "direction": list(scene.directions)},
+                {**coords, "direction": list(context.directions)},
             )
 
     def _layer(self, label: str, key: Tensor, query: Tensor) -> dict[str, Tensor]:
@@ -187,9 +187,9 @@ class QKAlignment(Probe):
         }
 
 
-def _units(scene: Scene, d_head: int) -> Tensor:
-    """The scene's directions as unit vectors, [d_head, direction]."""
-    directions = {name: torch.as_tensor(given).detach().cpu().double() for name, given in scene.directions.items()}
+def _units(context: ProbeContext, d_head: int) -> Tensor:
+    """The context's directions as unit vectors, [d_head, direction]."""
+    directions = {name: torch.as_tensor(given).detach().cpu().double() for name, given in context.directions.items()}
     for name, direction in directions.items():
         if direction.shape != (d_head,):
             raise ValueError(f"direction {name!r} has shape {tuple(direction.shape)}; expected [{d_head}], d_head")

@@ -8,14 +8,14 @@ import torch
 from torch import Tensor
 
 from stagelens import Probe, Reading
-from stagelens.recording import Omitted, Reduced, Scene
+from stagelens.recording import Omitted, ProbeContext, Reduced
 from stagelens_probes.norms import norm, row_norms
 
 HEAD_WEIGHTS = {"W_Q", "W_K", "W_V", "W_O"}  # TransformerLens' names, [head, d_model, d_head] or the like
 HEAD_BIASES = {"b_Q", "b_K", "b_V"}  # [head, d_head]
 
 
-def has_heads(name: str, parameter: Tensor, scene: Scene) -> bool:
+def has_heads(name: str, parameter: Tensor, context: ProbeContext) -> bool:
     """Whether the first dimension of `parameter` is the head: it has `cfg.n_heads` rows, and its module says so.
 
     A module says so in `head_parameters`, the names of these parameters. Of other modules they are TransformerLens'
@@ -23,12 +23,12 @@ def has_heads(name: str, parameter: Tensor, scene: Scene) -> bool:
     matrix may have as many rows as there are heads by chance.
     """
     owner, _, last = name.rpartition(".")
-    if parameter.ndim < 2 or parameter.shape[0] != getattr(getattr(scene.model, "cfg", None), "n_heads", None):
+    if parameter.ndim < 2 or parameter.shape[0] != getattr(getattr(context.model, "cfg", None), "n_heads", None):
         return False
-    declared = getattr(scene.model.get_submodule(owner), "head_parameters", None)
+    declared = getattr(context.model.get_submodule(owner), "head_parameters", None)
     if declared is not None:
         return last in declared
-    in_attention = last in HEAD_WEIGHTS or f"{owner}.hook_pattern" in scene.model.hook_dict
+    in_attention = last in HEAD_WEIGHTS or f"{owner}.hook_pattern" in context.model.hook_dict
     return last in HEAD_BIASES or (in_attention and parameter.ndim >= 3)
 
 
@@ -40,15 +40,16 @@ class WeightNorms(Probe):
     gives = ("norm", "head_norm")
     stacks = True
 
-    def applies(self, scene: Scene) -> str | None:
-        return None if next(scene.model.parameters(), None) is not None else "the model has no parameters"
+    def applies(self, context: ProbeContext) -> str | None:
+        return None if next(context.model.parameters(), None) is not None else "the model has no parameters"
 
-    def readings(self, reduced: Reduced, scene: Scene) -> Iterable[Reading | Omitted]:  # noqa: ARG002
-        parameters = dict(scene.model.named_parameters())
+    def readings(self, reduced: Reduced, context: ProbeContext) -> Iterable[Reading | Omitted]:  # noqa: ARG002
+        parameters = dict(context.model.named_parameters())
         norms = torch.stack([norm(p) for p in parameters.values()])
         yield Reading("norm", norms, ("parameter",), {"parameter": list(parameters)})
 
-        heads = {name: p for name, p in parameters.items() if has_heads(name, p, scene)}
+        heads = {name: p for name, p in parameters.items() if has_heads(name, p, context)}
+        heads = heads or getattr(context.model, "head_matrices", dict)()  # of a watched model: parts of its matrices
         if heads:
             per_head = torch.stack([row_norms(p) for p in heads.values()])
             yield Reading("head_norm", per_head, ("head_parameter", "head"), {"head_parameter": list(heads)})

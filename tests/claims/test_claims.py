@@ -18,6 +18,8 @@ from stagelens.claims import (
     equal,
     in_every_seed,
     ordered,
+    per_seed,
+    reached,
     reported,
 )
 
@@ -109,3 +111,29 @@ def test_values_become_plain_and_survive_json():
     check = in_every_seed({0: close("x", np.float32(0.5), np.float64(0.5), 0.1, "Eq. 2"), 1: close("x", 1, 1, 0.1, "")})
     result = Result("T1", "toy", "title", "Eq. 2", "holds", "quick", 2, 0.5, (check,))
     assert Result.from_dict(json.loads(json.dumps(result.to_dict(), allow_nan=False))) == result
+
+
+def test_what_was_not_reached_is_words_that_say_by_when():
+    assert reached([1.0, np.nan, [None, 2]], by=900) == [1.0, "not reached by 900", ["not reached by 900", 2]]
+    assert reached(np.inf) == reached([]) == "not reached" and reached(3.5, by=1.0) == 3.5
+    for check in (at_least, at_most):
+        assert not check("x", reached(None, by=5e6), 0.0, "Fig. 1").holds
+    assert not close("x", reached(None), 1.0, 1e9, "Fig. 1").holds
+    assert not ordered("x", reached([1.0, None]), "Fig. 1").holds
+
+
+def test_a_check_per_seed_is_the_check_of_each_seed_as_one():
+    values = {0: 1.0, 3: 2.0}
+    assert per_seed(close, "x", values, 1.0, 0.5, "Fig. 1", relative=False) == in_every_seed(
+        {s: close("x", v, 1.0, 0.5, "Fig. 1", relative=False) for s, v in values.items()}
+    )
+    found = per_seed(equal, "length", {0: "ab", 1: "abc"}, 2, "Fig. 1", of=len)
+    assert (found.measured, found.expected, found.holds, found.seeds) == ([2, 3], 2, False, {0: True, 1: False})
+
+
+def test_an_argument_of_a_check_per_seed_may_differ_from_seed_to_seed():
+    found = per_seed(close, "level", {0: [1.0], 1: [2.0]}, {0: [1.0], 1: [2.1]}, 0.01, "Eq. 5")
+    assert found.expected == [[1.0], [2.1]] and found.seeds == {0: True, 1: False}
+    assert per_seed(reported, "x", {0: 1, 1: 2}, "Eq. 5").measured == [1, 2]
+    with pytest.raises(NoMeasurement, match="no seed"):
+        per_seed(equal, "x", {}, 1, "Eq. 5")

@@ -173,9 +173,14 @@ def test_on_a_terminal_a_bar_shows_what_is_done_and_what_runs(verifying, monkeyp
 
 
 def test_time_left_is_that_of_what_was_done():
-    from stagelens.cli.verifying import _left
+    from stagelens.cli.progress import time_left
 
-    assert [_left(30, 0, 4), _left(30, 1, 4), _left(120, 2, 4), _left(30, 4, 4)] == ["", "left 1:30", "left 2:00", ""]
+    assert [time_left(*given) for given in [(30, 0, 4), (30, 1, 4), (120, 2, 4), (30, 4, 4)]] == [
+        "",
+        "left 1:30",
+        "left 2:00",
+        "",
+    ]
 
 
 def test_a_cache_that_cannot_be_written_is_one_line(cli, tmp_path):

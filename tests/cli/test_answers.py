@@ -66,6 +66,7 @@ def test_json_is_one_document_in_every_command_whatever_is_printed(noisy, checkp
         "report": [name],
         "sweep": ["fallible", "--grid", "size=1,2", *options, "--dry-run"],
         "verify": ["fallible", "--workers", 1],
+        "figure": [],
         "probe": [checkpoints],
         "export": [name, "--format", "csv"],
         "tasks": [],

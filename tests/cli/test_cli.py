@@ -121,7 +121,7 @@ def test_doctor_says_how_to_mend_a_broken_plugin(cli, tmp_path):
     (tmp_path / "broken_three.py").write_text("1 / 0\n")
     answer = cli("--plugin-dir", tmp_path / "broken_three.py", "doctor", "--json")
     (finding,) = [f for f in answer.json if f["what"] == "plugin broken_three"]
-    assert answer.code == 1 and not finding["ok"] and "broken_three.py:1" in finding["mend"]
+    assert answer.code == 1 and not finding["ok"] and "broken_three.py:1" in finding["fix"]
 
 
 def test_help_and_version(cli):

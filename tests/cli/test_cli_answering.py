@@ -270,7 +270,7 @@ def test_one_run_can_be_looked_at_alone(cli, runs):
         (["seed0", "--align", "time"], "unknown alignment 'time'"),
         (["seed0", "--probe", "nothing"], "unknown probe or series 'nothing'"),
         (["seed0", "-o", "x.pdf"], "its ending is '.pdf', expected .png"),
-        (["seed0", "-o", "no/where/x.png"], "no/where is no folder"),
+        (["seed0", "-o", "no/where/x.png"], "no/where is not a directory"),
         (["seed7"], "unknown run 'seed7'"),
     ],
 )
@@ -299,7 +299,7 @@ def test_a_page_of_several_runs_links_to_each(cli, runs):
 
 def test_a_report_is_an_html_page(cli, runs):
     assert "ends in .html" in cli("report", "seed0", "--runs", runs, "-o", "x.png").complaint
-    assert "is no folder" in cli("report", "seed0", "--runs", runs, "-o", "no/x.html").complaint
+    assert "is not a directory" in cli("report", "seed0", "--runs", runs, "-o", "no/x.html").complaint
 
 
 def test_show_tells_what_the_probes_saw(cli, runs):

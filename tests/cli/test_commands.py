@@ -63,12 +63,15 @@ def test_printed_commands_run(cli, tmp_path, checkpoints) -> None:
         write_run(tmp_path / "runs", name, {"loss": curve})
     (tmp_path / "losses.csv").write_text("step,loss\n0,3\n1,2\n2,1\n3,1\n")
     checkpoints.rename(tmp_path / "my_training")
-    more = {"run": [*CHEAP, "--device", "cpu"], "sweep": ["--dry-run"], "verify": ["--budget", "none"]}
+    none = ["--budget", "none"]
+    more = {"run": [*CHEAP, "--device", "cpu"], "sweep": ["--dry-run"], "verify": none, "figure": none}
     for command in commands:
         words = shlex.split(command.split(" && ")[0])[1:]
         answer = cli(*words, *more.get(words[0], []))
         if words[0] == "verify":
             assert "unknown budget 'none'" in answer.complaint and choose(make_host(), words[1:2], words[3:4])
+        elif words[0] == "figure":
+            assert "unknown budget 'none'" in answer.complaint
         else:
             assert answer.code == 0, (command, answer.err)
 

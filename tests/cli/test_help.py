@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import importlib
 import os
-import pkgutil
 import re
 import subprocess
 import sys
@@ -13,11 +11,8 @@ from pathlib import Path
 import pytest
 import typer
 
-import stagelens.cli
 from stagelens.cli.main import app
 
-for module in pkgutil.iter_modules(stagelens.cli.__path__, "stagelens.cli."):
-    importlib.import_module(module.name)  # each registers its commands
 COMMANDS = sorted(typer.main.get_command(app).commands)  # type: ignore[attr-defined]
 
 

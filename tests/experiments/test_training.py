@@ -133,7 +133,11 @@ def test_phases_train_only_their_parameters(tmp_path):
         id = "small/staged"
 
         def phases(self):
-            return [sl.Phase("one", 10, ("first",)), sl.Phase("two", 10, ("sec*",)), sl.Phase("both", 20, ("*",))]
+            return [
+                sl.TrainingPhase("one", 10, ("first",)),
+                sl.TrainingPhase("two", 10, ("sec*",)),
+                sl.TrainingPhase("both", 20, ("*",)),
+            ]
 
         def optimizer(self, model):
             return AdamW(model.parameters(), lr=0.02, weight_decay=0.1)
@@ -154,7 +158,7 @@ def test_phases_train_only_their_parameters(tmp_path):
 
 
 def test_a_phase_that_matches_no_parameter_is_a_mistake():
-    kind = variant(phases=lambda self: [sl.Phase("one", 5, ("third",))])
+    kind = variant(phases=lambda self: [sl.TrainingPhase("one", 5, ("third",))])
     with pytest.raises(UsageError, match=r"phase 'one' trains \('third',\).*there are: first, second"):
         trained(kind, 1)
 

@@ -11,7 +11,17 @@ from matplotlib.text import Text
 
 from kit.written_runs import STEPS, staircase, write_run
 from stagelens import Prediction
-from stagelens.figures import drawing, loss_figure, probes_figure, specialization_figure, styled, timelines
+from stagelens.figures import (
+    draw_levels,
+    drawing,
+    levels_of,
+    loss_figure,
+    panels,
+    probes_figure,
+    specialization_figure,
+    styled,
+    timelines,
+)
 from stagelens.figures.attention import NARROWEST, _panel, composite
 from stagelens.figures.labels import legend_beside, legend_row, name_beside, name_times, spread
 from stagelens.figures.style import COLOURS, MOST_LETTERS, grid, headline, make_room, save
@@ -207,3 +217,35 @@ def test_a_head_that_does_not_exist_has_no_panel(tmp_path):
         assert [axis.axison for axis in axes.ravel()] == [(layer, 1) != place for place in np.ndindex(2, 2)]
         assert [axes[1, 0].get_xlabel(), axes[lowest, 1].get_xlabel()] == ["training step"] * 2
         assert not axes[layer, 1].lines and all(text.get_visible() for text in axes[lowest, 1].get_xticklabels())
+
+
+def test_predicted_levels_are_lines_across_with_one_entry_in_the_legend(panel):
+    _, axis = panel
+    levels = [Prediction(f"L{n}", "level", level, "Eq. 5") for n, level in enumerate((3.0, 2.0))]
+    assert draw_levels(axis, levels) == [(3.0, "L0"), (2.0, "L1")]
+    assert [line.get_ydata()[0] for line in axis.get_lines()] == [3.0, 2.0]
+    assert axis.get_legend_handles_labels()[1] == ["theory: levels (Eq. 5)"]
+    draw_levels(axis, levels, label="")
+    draw_levels(axis, levels[:1], label="where it rests")
+    assert axis.get_legend_handles_labels()[1] == ["theory: levels (Eq. 5)", "where it rests"]
+    assert draw_levels(axis, []) == []
+
+
+def test_the_levels_of_a_run_are_those_of_its_predictions(tmp_path, monkeypatch):
+    run = write_run(tmp_path, "a", {"loss": LOSS})
+    level, time = Prediction("L0", "level", 3.0, "Eq. 5"), Prediction("t", "time", 5.0, "Eq. 6")
+    monkeypatch.setitem(drawing._drawable, run, [time, level])
+    assert levels_of(run) == [level]
+
+
+@pytest.mark.parametrize("rows", [1, 2])
+def test_the_panels_of_a_figure_lie_below_its_headline(rows, tmp_path):
+    with styled():
+        figure, axes = panels(rows, 3, "Fig. 2: a headline", size=(2.0, 1.5), sharey=True)
+        for axis in axes.flat:
+            axis.set_title("panel")
+            axis.plot([0, 1], [0, 1])
+    assert axes.shape == (rows, 3) and figure.get_size_inches().tolist() == [6.0, 1.5 * rows]
+    save(figure, tmp_path / "panels.png")
+    headline_box, *titles = boxes(figure, [figure._suptitle, *(axis.title for axis in axes[0])])
+    assert all(title.y1 < headline_box.y0 for title in titles) and headline_box.x0 < titles[0].x0

@@ -27,7 +27,7 @@ class Copy(sl.Task):
         return torch.nn.functional.cross_entropy(model(batch)[:, :-1].flatten(0, 1), batch[:, 1:].flatten())
 
 @sl.probe(hooks="attn.hook_pattern", dims=("head",))
-def first_key(pattern, scene):
+def first_key(pattern, context):
     return pattern[..., 0].mean((0, 2))
 
 @sl.hookimpl

@@ -104,14 +104,18 @@ class Registering:
     def stagelens_register_claims(self):
         return [sl.ClaimRef("small-1", "it learns", "small:Claim")]
 
+    @sl.hookimpl
+    def stagelens_register_figures(self):
+        return [sl.FigureRef("fig1", "it learns, drawn", task="small/regression")]
+
 
 @sl.probe(hooks="hook_middle")
-def middle(activation, scene):
+def middle(activation, context):
     """The mean of the middle layer."""
     return activation.mean()
 
 
-def test_a_plugin_hands_over_tasks_probes_and_claims():
+def test_a_plugin_hands_over_tasks_probes_claims_and_figures():
     host = host_with()
     host.load("registering", "1", Registering)
     assert host.failed == []
@@ -121,6 +125,7 @@ def test_a_plugin_hands_over_tasks_probes_and_claims():
         ("value",),
     )
     assert host.claims["small-1"].title == "it learns"
+    assert host.figures["registering/fig1"].title == "it learns, drawn"
 
 
 def test_a_probe_of_a_plugin_runs_by_default(tmp_path):

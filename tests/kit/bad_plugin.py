@@ -24,64 +24,64 @@ class Bad(Probe):
     hooks = ("hook_middle",)
     default = False
 
-    def reduce(self, activation: Any, site: Any, scene: Any) -> Any:
+    def reduce(self, activation: Any, site: Any, context: Any) -> Any:
         return activation.mean()
 
-    def readings(self, reduced: Any, scene: Any) -> Any:
-        if scene.step >= FROM:
-            self.act(scene)
+    def readings(self, reduced: Any, context: Any) -> Any:
+        if context.step >= FROM:
+            self.act(context)
         (value,) = reduced.values()
         yield sl.Reading("value", value)
 
-    def act(self, scene: Any) -> None: ...
+    def act(self, context: Any) -> None: ...
 
 
 class Raises(Bad):
     name = "raises"
 
-    def act(self, scene: Any) -> None:
+    def act(self, context: Any) -> None:
         raise RuntimeError("out of\ntune")
 
 
 class RaisesInHook(Bad):
     name = "raises_in_hook"
 
-    def reduce(self, activation: Any, site: Any, scene: Any) -> Any:
-        return activation.mean() if scene.step < FROM else activation.no_such_thing
+    def reduce(self, activation: Any, site: Any, context: Any) -> Any:
+        return activation.mean() if context.step < FROM else activation.no_such_thing
 
 
 class Exits(Bad):
     name = "exits"
 
-    def act(self, scene: Any) -> None:
+    def act(self, context: Any) -> None:
         sys.exit(7)
 
 
 class GivesNan(Bad):
     name = "gives_nan"
 
-    def readings(self, reduced: Any, scene: Any) -> Any:
-        yield sl.Reading("value", 1.0 if scene.step < FROM else float("nan"))
+    def readings(self, reduced: Any, context: Any) -> Any:
+        yield sl.Reading("value", 1.0 if context.step < FROM else float("nan"))
 
 
 class ChangesShape(Bad):
     name = "changes_shape"
 
-    def readings(self, reduced: Any, scene: Any) -> Any:
-        yield sl.Reading("value", np.ones(2 if scene.step < FROM else 3), ("k",))
+    def readings(self, reduced: Any, context: Any) -> Any:
+        yield sl.Reading("value", np.ones(2 if context.step < FROM else 3), ("k",))
 
 
 class Sleeps(Bad):
     name = "sleeps"
 
-    def act(self, scene: Any) -> None:
+    def act(self, context: Any) -> None:
         time.sleep(3600)
 
 
 class Loops(Bad):
     name = "loops"
 
-    def act(self, scene: Any) -> None:
+    def act(self, context: Any) -> None:
         while True:
             try:
                 time.sleep(0.01)
@@ -92,8 +92,8 @@ class Loops(Bad):
 class LoopsInHook(Bad):
     name = "loops_in_hook"
 
-    def reduce(self, activation: Any, site: Any, scene: Any) -> Any:
-        while scene.step >= FROM:
+    def reduce(self, activation: Any, site: Any, context: Any) -> Any:
+        while context.step >= FROM:
             activation = activation + 0
         return activation.mean()
 
@@ -107,65 +107,65 @@ class Leaks(Bad):
         super().__init__()
         self.kept: list[Any] = []
 
-    def act(self, scene: Any) -> None:
-        self.kept.append(torch.full((9 * 2**20,), float(scene.step)))
+    def act(self, context: Any) -> None:
+        self.kept.append(torch.full((9 * 2**20,), float(context.step)))
 
 
 class Draws(Bad):
     name = "draws"
 
-    def act(self, scene: Any) -> None:
+    def act(self, context: Any) -> None:
         torch.rand(3)
 
 
 class DrawsInHook(Bad):
     name = "draws_in_hook"
 
-    def reduce(self, activation: Any, site: Any, scene: Any) -> Any:
-        return activation.mean() + (0 * torch.rand(()) if scene.step >= FROM else 0)
+    def reduce(self, activation: Any, site: Any, context: Any) -> Any:
+        return activation.mean() + (0 * torch.rand(()) if context.step >= FROM else 0)
 
 
 class DrawsNumpy(Bad):
     name = "draws_numpy"
 
-    def act(self, scene: Any) -> None:
+    def act(self, context: Any) -> None:
         np.random.rand(3)  # noqa: NPY002
 
 
 class DrawsPython(Bad):
     name = "draws_python"
 
-    def act(self, scene: Any) -> None:
+    def act(self, context: Any) -> None:
         random.random()
 
 
 class Seeds(Bad):
     name = "seeds"
 
-    def act(self, scene: Any) -> None:
+    def act(self, context: Any) -> None:
         torch.manual_seed(0)
 
 
 class Changes(Bad):
     name = "changes"
 
-    def act(self, scene: Any) -> None:
-        scene.model.first.add_(0.1)
+    def act(self, context: Any) -> None:
+        context.model.first.add_(0.1)
 
 
 class ChangesData(Bad):
     name = "changes_data"
 
-    def act(self, scene: Any) -> None:
-        scene.model.second.data[0] = 3.0
+    def act(self, context: Any) -> None:
+        context.model.second.data[0] = 3.0
 
 
 class ChangesInHook(Bad):
     name = "changes_in_hook"
 
-    def reduce(self, activation: Any, site: Any, scene: Any) -> Any:
-        if scene.step >= FROM:
-            scene.model.second.data.mul_(2)
+    def reduce(self, activation: Any, site: Any, context: Any) -> Any:
+        if context.step >= FROM:
+            context.model.second.data.mul_(2)
         return activation.mean()
 
 

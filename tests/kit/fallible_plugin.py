@@ -101,7 +101,7 @@ def _curve(steps: Any) -> Any:
 
 
 @sl.probe(hooks="hook_embed", name="fallible")
-def embedded(activation: Any, scene: Any) -> Any:
+def embedded(activation: Any, context: Any) -> Any:
     """The mean of the embedding."""
     if os.environ.get("FALLIBLE_PROBE"):
         raise LookupError("no embedding")

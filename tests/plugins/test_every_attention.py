@@ -49,10 +49,10 @@ def attended(scores: Tensor) -> Tensor:
 
 
 def passing(recorder: sl.Recorder, hook: str, function: Any) -> None:
-    sites = recorder.scene.sites(hook)
+    sites = recorder.context.sites(hook)
     assert sites
     with torch.no_grad():
-        recorder.scene.run(hooks=[(site.name, function) for site in sites])
+        recorder.context.run(hooks=[(site.name, function) for site in sites])
 
 
 @each
@@ -63,11 +63,11 @@ def test_the_visible_keys_are_those_that_the_models_own_mask_leaves(task_id, set
     def check(scores: Tensor, hook: Any) -> None:
         site = Site.of(hook.name)
         seen.append(site)
-        assert torch.equal(attended(scores).any(0).any(0), recorder.scene.visible(scores, site.layer)), hook.name
-        assert torch.equal(attended(scores).all(0).all(0), recorder.scene.visible(scores, site.layer)), hook.name
+        assert torch.equal(attended(scores).any(0).any(0), recorder.context.visible(scores, site.layer)), hook.name
+        assert torch.equal(attended(scores).all(0).all(0), recorder.context.visible(scores, site.layer)), hook.name
 
     passing(recorder, "attn.hook_attn_scores", check)
-    assert len(seen) == recorder.scene.model.cfg.n_layers == len(recorder.scene.sites("attn.hook_pattern"))
+    assert len(seen) == recorder.context.model.cfg.n_layers == len(recorder.context.sites("attn.hook_pattern"))
 
 
 @each
@@ -75,7 +75,7 @@ def test_no_attention_is_on_keys_that_count_as_masked(task_id, settings):
     recorder = recorder_of(task_id, settings)
 
     def check(pattern: Tensor, hook: Any) -> None:
-        masked = ~recorder.scene.visible(pattern, Site.of(hook.name).layer)
+        masked = ~recorder.context.visible(pattern, Site.of(hook.name).layer)
         assert pattern.abs().amax((0, 1))[masked].sum() == 0, hook.name
 
     passing(recorder, "attn.hook_pattern", check)
@@ -90,7 +90,7 @@ def test_uniform_attention_over_the_models_own_mask_has_sparsity_zero(task_id, s
         linear = scores.isfinite().all() and not left.all()
         return left.to(scores.dtype) if linear else torch.where(left, 0.0, scores)
 
-    recorder.scene.model.add_hook(lambda name: name.endswith("attn.hook_attn_scores"), uniform)
+    recorder.context.model.add_hook(lambda name: name.endswith("attn.hook_attn_scores"), uniform)
     readings = {reading.name: reading.array() for reading in recorder.measure(0)}
     assert not recorder.problems and not recorder.skipped
     found = readings["attention_sparsity/sparsity"]  # [layer, head], nan for heads that a layer does not have

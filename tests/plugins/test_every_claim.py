@@ -8,9 +8,11 @@ from typing import Any
 
 import pytest
 
-import stagelens_linear_icl.claims
-import stagelens_linear_icl.variation_claims
-import stagelens_rich.claims
+import stagelens_linear_icl.claims.main
+import stagelens_linear_icl.claims.measures
+import stagelens_linear_icl.claims.variations
+import stagelens_linear_icl.flow
+import stagelens_rich.flow
 from stagelens.claims import Check, at_least, close, equal, ordered, reached, reported
 from stagelens.claims.lab import Lab
 from stagelens.claims.verifying import choose, verify_claim
@@ -54,14 +56,14 @@ def cache(tmp_path_factory):
 def nothing_happens(monkeypatch):
     """What claims compute themselves, outside of the lab, ends too early as well."""
     linear, variations, rich = (
-        stagelens_linear_icl.claims,
-        stagelens_linear_icl.variation_claims,
-        stagelens_rich.claims,
+        stagelens_linear_icl.claims.measures,
+        stagelens_linear_icl.claims.variations,
+        stagelens_rich.flow,
     )
     brief = {**linear.LONG, "steps": 400}
-    for module in (linear, variations):
+    for module in (linear, stagelens_linear_icl.claims.main, variations):
         monkeypatch.setattr(module, "LONG", brief)
-    monkeypatch.setattr(linear, "crossing", lambda *_: None)
+    monkeypatch.setattr(stagelens_linear_icl.flow, "first_crossing", lambda *_, **__: None)
     linear.small_starts.cache_clear()
     monkeypatch.setattr(variations, "RANKS", dict.fromkeys(variations.RANKS, 400))
     monkeypatch.setattr(rich, "solved_times", lambda **_: PhaseTimes(None, None, None, None))

@@ -9,12 +9,17 @@ from hypothesis import given, settings, strategies as st
 
 import stagelens as sl
 from stagelens.experiments.flow import integrate
-from stagelens_emergence.flow import ReducedConfig, ReducedFlow
-from stagelens_linear_icl.tasks import LinearFlow, ProblemFlowConfig
-from stagelens_markov.flow import MarkovFlowConfig, RegressionFlow
-from stagelens_recall.flow import GradientFlow, RecallFlowConfig
-from stagelens_recall.theory import conserved as recall_conserved, head_start
-from stagelens_rich.flow import RichFlow, RichFlowConfig
+from stagelens_emergence.config import ReducedConfig
+from stagelens_emergence.flow import ReducedFlow
+from stagelens_linear_icl.config import ProblemFlowConfig
+from stagelens_linear_icl.flow import LinearFlow
+from stagelens_markov.config import MarkovFlowConfig
+from stagelens_markov.flow import RegressionFlow
+from stagelens_recall.config import RecallFlowConfig
+from stagelens_recall.flow import RecallFlow
+from stagelens_recall.theory import alpha_of, conserved as recall_conserved
+from stagelens_rich.config import RichFlowConfig
+from stagelens_rich.flow import RichFlow
 
 EXACT = {"points": 20, "rtol": 1e-11, "atol": 1e-13}
 few = settings(max_examples=5)
@@ -89,7 +94,7 @@ def test_recall_conserves_each_heads_sum_of_scores(data):
         time=data.draw(st.floats(10, 300)),
         **EXACT,
     )
-    found = path(GradientFlow, config)
+    found = path(RecallFlow, config)
     assert_constant(found["w"].sum(-1), max(np.abs(found["w"]).max(), 1e-3))
     assert_never_rises(found["loss"])
     assert_moved(found["beta"])
@@ -101,11 +106,11 @@ def test_recall_conserves_theorem_31s_quantity_where_one_head_learns(data):
     """With the sign of the proof, and in both systems; heads whose beta is 0 stay where they are."""
     order, first = data.draw(st.integers(3, 4)), data.draw(st.floats(0.1, 1.5))
     shared = {"order": order, "responses": data.draw(st.integers(2, 6)), "time": data.draw(st.floats(10, 300)), **EXACT}
-    full = path(GradientFlow, RecallFlowConfig(betas=[first, *[0.0] * (order - 2)], **shared))
-    alpha = np.array([head_start(w)[0] for w in full["w"]])
+    full = path(RecallFlow, RecallFlowConfig(betas=[first, *[0.0] * (order - 2)], **shared))
+    alpha = np.array([alpha_of(w)[0] for w in full["w"]])
     assert_constant(recall_conserved(alpha, full["beta"][:, 0], order), 1.0)
     assert (full["beta"][:, 1:] == 0).all() and (full["w"][:, 1:] == 0).all()
-    reduced = path(GradientFlow, RecallFlowConfig(betas=[first, *[0.0] * (order - 2)], system="first-jump", **shared))
+    reduced = path(RecallFlow, RecallFlowConfig(betas=[first, *[0.0] * (order - 2)], system="first-jump", **shared))
     assert_constant(recall_conserved(reduced["alpha"][:, 0], reduced["beta"][:, 0], order), 1.0)
     assert_moved(alpha[:, None] + 1)
     np.testing.assert_allclose(reduced["beta"][:, 0], full["beta"][:, 0], rtol=1e-6)

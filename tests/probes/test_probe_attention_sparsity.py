@@ -77,20 +77,20 @@ LOCAL = {"attn_types": ["global", "local"], "window_size": 3}
 )
 def test_the_visible_keys_are_those_that_transformer_lens_attends_to(changes):
     model = lens_model(**changes)
-    scene = sl.Recorder(model, probes=[], batch=tokens()).scene
-    _, cache = model.run_with_cache(scene.batch)
+    context = sl.Recorder(model, probes=[], batch=tokens()).context
+    _, cache = model.run_with_cache(context.batch)
     for layer in range(2):
         pattern = cache["pattern", layer]
-        assert torch.equal((pattern > 0).any(0).any(0), scene.visible(pattern, layer))
+        assert torch.equal((pattern > 0).any(0).any(0), context.visible(pattern, layer))
 
 
 def test_a_window_that_was_set_after_the_model_was_built_counts():
     model = lens_model()
     model.cfg.window_size, model.blocks[1].attn.attn_type = 2, "local"
-    scene = sl.Recorder(model, probes=[], batch=tokens()).scene
-    _, cache = model.run_with_cache(scene.batch)
+    context = sl.Recorder(model, probes=[], batch=tokens()).context
+    _, cache = model.run_with_cache(context.batch)
     for layer in range(2):
-        assert torch.equal(cache["pattern", layer][0, 0] > 0, scene.visible(cache["pattern", layer], layer))
+        assert torch.equal(cache["pattern", layer][0, 0] > 0, context.visible(cache["pattern", layer], layer))
 
 
 @pytest.mark.parametrize("n_heads", [1, 2, 3])
@@ -135,7 +135,7 @@ def test_with_fewer_queries_than_keys_the_last_query_sees_all_keys():
 def test_only_the_queries_that_the_task_scores_count_in_the_last_layer_and_all_in_earlier_ones(n_layers):
     layers = {f"blocks.{layer}.attn.hook_pattern": torch.tensor([[CAUSAL]]) for layer in range(n_layers)}
     recorder = sl.Recorder(Written(layers), probes=["attention_sparsity"], batch=0)
-    recorder.scene.queries = slice(-1, None)
+    recorder.context.queries = slice(-1, None)
     entropy = recorder.measure(0)[0].values[:, 0]  # [layer]
     assert entropy[:-1] == pytest.approx([CAUSAL_READINGS["entropy"]] * (n_layers - 1))
     assert entropy[-1] == pytest.approx(1.5 * LN2)
@@ -144,7 +144,7 @@ def test_only_the_queries_that_the_task_scores_count_in_the_last_layer_and_all_i
 def test_the_last_layer_is_the_models_and_not_the_last_one_with_attention():
     after = {"blocks.0.attn.hook_pattern": torch.tensor([[CAUSAL]]), "blocks.1.hook_mlp_out": torch.zeros(1)}
     recorder = sl.Recorder(Written(after), probes=["attention_sparsity"], batch=0)
-    recorder.scene.queries = slice(-1, None)
+    recorder.context.queries = slice(-1, None)
     assert recorder.measure(0)[0].values.item() == pytest.approx(CAUSAL_READINGS["entropy"])
 
 

@@ -21,7 +21,7 @@ from stagelens.experiments.config import make_config
 from stagelens.experiments.training import Training
 from stagelens.recording.context import Site
 from stagelens.recording.probes import Omitted
-from stagelens_emergence.regression import Regression
+from stagelens_emergence.tasks.regression import Regression
 from stagelens_probes.curvature import extreme_eigenvalues, hessian_operator
 from stagelens_probes.head_ablation import HeadAblation
 
@@ -73,15 +73,15 @@ class SameForAll(HookedRootModule):
 
 def ablated(model, batch):
     """What `readings` of the probe gives, by name."""
-    probe, scene, reduced = HeadAblation(), sl.Recorder(model, [], batch, loss=squared_loss).scene, {}
+    probe, context, reduced = HeadAblation(), sl.Recorder(model, [], batch, loss=squared_loss).context, {}
 
     def keep(z, hook):
         site = Site.of(hook.name)
-        reduced[site] = probe.reduce(z, site, scene)
+        reduced[site] = probe.reduce(z, site, context)
 
     with torch.no_grad():
-        scene.loss = scene.run(hooks=[(site.name, keep) for site in scene.sites("attn.hook_z")])
-        return {reading.name: reading for reading in probe.readings(reduced, scene)}
+        context.loss = context.run(hooks=[(site.name, keep) for site in context.sites("attn.hook_z")])
+        return {reading.name: reading for reading in probe.readings(reduced, context)}
 
 
 def test_mean_ablation_is_omitted_where_there_is_one_sequence_to_take_the_mean_of():
@@ -215,7 +215,7 @@ def test_tiny_and_huge_gradients_have_their_norm_and_cosine(scale):
         for recorder in (plain, scaled):
             recorder.measure(step)
             with torch.no_grad():
-                for parameter in recorder.scene.model.parameters():
+                for parameter in recorder.context.model.parameters():
                     parameter += 0.05 * torch.randn(parameter.shape, generator=torch.Generator().manual_seed(1))
     expected, found = (recorder.timeline for recorder in (plain, scaled))
     np.testing.assert_allclose(found["gradient/norm"], expected["gradient/norm"] * scale, rtol=1e-3)

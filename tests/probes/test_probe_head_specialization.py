@@ -116,7 +116,7 @@ def test_early_layers_are_read_at_every_query_and_the_last_at_those_that_the_los
     last = np.concatenate([PREVIOUS[:3], FIRST[3:]])  # attends to the first key at the query that is scored
     model = two_layers([PREVIOUS, FIRST], [last, last])
     recorder = sl.Recorder(model, probes=["head_specialization"], batch=0)
-    recorder.scene.queries = slice(-1, None)
+    recorder.context.queries = slice(-1, None)
     recorder.measure(0)
     mass = recorder.timeline["head_specialization/mass"][0]  # [layer, head, lag]
     np.testing.assert_allclose(mass[0], [[0, 1, 0, 0], [0, 1 / 3, 1 / 3, 1 / 3]])

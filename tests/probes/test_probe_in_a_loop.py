@@ -54,7 +54,7 @@ def test_measuring_does_not_change_the_training():
 
 def test_a_function_becomes_a_probe():
     @sl.probe(hooks="attn.hook_pattern", dims=("head",))
-    def first_key(pattern, scene):
+    def first_key(pattern, context):
         """attention to the first key"""
         return pattern[..., 0].mean((0, 2))
 
@@ -73,42 +73,42 @@ class Wrong(Probe):
     name = "wrong"
     hooks = ("attn.hook_pattern",)
 
-    def reduce(self, activation, site, scene):
+    def reduce(self, activation, site, context):
         return activation.mean()
 
-    def readings(self, reduced, scene):
+    def readings(self, reduced, context):
         yield Reading("value", torch.stack(list(reduced.values())), ("layer",))
 
 
 class RaisesInReduce(Wrong):
-    def reduce(self, activation, site, scene):
+    def reduce(self, activation, site, context):
         if site.layer == 1:
             raise RuntimeError("no luck in layer one")
-        return super().reduce(activation, site, scene)
+        return super().reduce(activation, site, context)
 
 
 class RaisesInReadings(Wrong):
-    def readings(self, reduced, scene):
+    def readings(self, reduced, context):
         raise RuntimeError("no luck\nat the end")
 
 
 class WithoutDims(Wrong):
-    def readings(self, reduced, scene):
+    def readings(self, reduced, context):
         yield Reading("value", torch.zeros(2, 3))
 
 
 class ChangesShape(Wrong):
-    def readings(self, reduced, scene):
-        yield Reading("value", torch.ones(2 + int(scene.step)), ("layer",))
+    def readings(self, reduced, context):
+        yield Reading("value", torch.ones(2 + int(context.step)), ("layer",))
 
 
 class BecomesNan(Wrong):
-    def readings(self, reduced, scene):
-        yield Reading("value", torch.tensor([1.0, torch.nan if scene.step else 2.0]), ("layer",))
+    def readings(self, reduced, context):
+        yield Reading("value", torch.tensor([1.0, torch.nan if context.step else 2.0]), ("layer",))
 
 
 class RaisesInApplies(Wrong):
-    def applies(self, scene):
+    def applies(self, context):
         raise RuntimeError("cannot even say")
 
 
@@ -152,7 +152,7 @@ def test_a_hook_that_the_model_lacks_is_a_reason_and_not_an_error():
 
 def test_a_probe_may_find_out_late_that_it_does_not_apply():
     class Late(Wrong):
-        def reduce(self, activation, site, scene):
+        def reduce(self, activation, site, context):
             raise DoesNotApply("the pattern is too small")
 
     recorder = sl.Recorder(transformer(), probes=[Late, GOOD], batch=tokens())

@@ -283,7 +283,7 @@ def test_the_ideal_predictor_of_the_markov_task_learns_nothing_in_context(seed):
 @pytest.mark.parametrize(("scored", "given"), [(3, False), (4, True), (9, True)])
 def test_icl_score_needs_four_scored_positions(scored, given):
     recorder = sl.Recorder(transformer(), probes=["induction"], batch=tokens())
-    recorder.scene.queries = slice(9 - scored, 9)
+    recorder.context.queries = slice(9 - scored, 9)
     recorder.measure(0)
     assert ("induction/icl_score" in recorder.timeline) == given
     assert given or "scores 3 positions, and at least 4" in recorder.skipped["induction/icl_score"]

@@ -45,7 +45,7 @@ def peak_bytes(n_layers, probes=None):
 
 def test_the_counter_counts_what_is_kept():
     @sl.probe(hooks="attn.hook_pattern", dims=("batch", "head", "query", "key"))
-    def hoarder(pattern, scene):
+    def hoarder(pattern, context):
         return pattern
 
     assert peak_bytes(12, [hoarder]) > 3 * peak_bytes(2, [hoarder])

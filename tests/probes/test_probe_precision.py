@@ -23,10 +23,10 @@ class Products(Probe):
     name = "products"
     hooks = ("attn.hook_pattern",)
 
-    def reduce(self, activation, site, scene):
+    def reduce(self, activation, site, context):
         return product(activation)
 
-    def readings(self, reduced, scene):
+    def readings(self, reduced, context):
         yield sl.Reading("in_hook", torch.stack(list(reduced.values())), ("layer",))
         yield sl.Reading("after", product(torch.zeros(1)))
         with as_trained():
@@ -144,8 +144,8 @@ def test_metrics_and_further_outputs_are_not_rounded_again(dtype):
     class Further(Probe):
         name = "further"
 
-        def readings(self, reduced, scene):
-            further.append(scene.output_of(batch))
+        def readings(self, reduced, context):
+            further.append(context.output_of(batch))
             yield sl.Reading("mean", further[-1].mean())
 
     with torch.autocast("cpu", dtype):

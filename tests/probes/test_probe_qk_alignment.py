@@ -140,7 +140,7 @@ def test_only_the_scored_queries_count_in_the_last_layer_but_all_keys(n_layers):
         f"blocks.{layer}.attn.{hook}": x[None, :, None] for layer in range(n_layers) for hook, x in written_to.items()
     }
     recorder = sl.Recorder(Written(layers), probes=["qk_alignment"], batch=0)
-    recorder.scene.queries = slice(-2, None)
+    recorder.context.queries = slice(-2, None)
     explained = recorder.measure(0)[0].values[:, 0]  # [layer, side, component]
     for layer in range(n_layers):
         for side, x in enumerate((keys, queries[-2:] if layer == n_layers - 1 else queries)):
@@ -250,7 +250,7 @@ def test_one_rotation_aligns_keys_and_queries_beyond_chance_so_none_is_given(d_h
 def test_fewer_queries_than_inputs_are_those_of_the_last_inputs(scored, n_query):
     keys, queries = draw(8, 3), draw(n_query, 3, seed=1)
     recorder = sl.Recorder(written(keys, queries), probes=["qk_alignment"], batch=torch.zeros(1, 8))
-    recorder.scene.queries = scored
+    recorder.context.queries = scored
     readings = recorder.measure(0)
     rows = [t - (8 - n_query) for t in range(8)[scored] if t >= 8 - n_query]
     if rows:

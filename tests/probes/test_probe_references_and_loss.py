@@ -21,7 +21,7 @@ def kl(reference, output=LOGITS, queries=slice(None)):
     recorder = sl.Recorder(
         Written({}, output), probes=["kl_to_references"], batch=0, references={"f": lambda batch: reference}
     )
-    recorder.scene.queries = queries
+    recorder.context.queries = queries
     readings = recorder.measure(0)
     assert not recorder.problems, recorder.problems
     return readings[0].values.item()
@@ -141,7 +141,7 @@ def test_loss_by_position_where_the_loss_feeds_all_but_the_last_token():
 
 def test_loss_by_position_is_of_the_scored_positions():
     recorder = sl.Recorder(transformer(), probes=["loss_by_position"], batch=tokens())
-    recorder.scene.queries = slice(4, None)
+    recorder.context.queries = slice(4, None)
     recorder.measure(0)
     assert recorder.timeline["loss_by_position/loss"].position.values.tolist() == [4, 5, 6, 7, 8]
 
@@ -247,7 +247,7 @@ def test_an_output_with_fewer_positions_is_that_of_the_last_inputs(scored, n_out
     model, batch = Written({}, output), torch.zeros(4, 9)
     loss = lambda model, batch: model(batch[:, :-1]).sum()  # noqa: E731
     recorder = sl.Recorder(model, ["kl_to_references"], batch, loss=loss, references={"f": lambda batch: reference})
-    recorder.scene.queries = scored
+    recorder.context.queries = scored
     recorder.measure(0)
     rows = [t - (8 - n_output) for t in range(8)[scored] if t >= 8 - n_output]
     assert not recorder.problems

@@ -106,6 +106,7 @@ def calls() -> list[tuple[str, list[str]]]:
     Path("curve.csv").write_text("step,value\n" + "".join(f"{n},{1.0 if n < 20 else 0.1}\n" for n in range(40)))
     _save_checkpoints(Path("saved"))
     swept = ["--grid", "T=16,32,64", "--fit", "T", *_sets("emergence/flow", "T"), "--workers", "1"]
+    drawing = ["--plugin-dir", str(Path(__file__).parents[1] / "kit" / "figures_plugin.py")]
     return [
         ("tasks", ["tasks"]),
         ("probes", ["probes"]),
@@ -124,6 +125,8 @@ def calls() -> list[tuple[str, list[str]]]:
         ("sweep", ["sweep", "emergence/flow", *swept]),
         ("sweep --dry-run", ["sweep", "emergence/flow", *swept, "--dry-run"]),
         ("probe", ["probe", "saved", "--probes", "attention_sparsity,weight_norms"]),
+        ("figure", [*drawing, "figure"]),
+        ("figure", [*drawing, "figure", "halves", "fig2", "--cache", "cache"]),
         ("verify", ["verify", "recall", "--claim", "R5", "--workers", "1"]),
         ("new-plugin", ["new-plugin", "my-paper"]),
     ]

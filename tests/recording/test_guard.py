@@ -209,8 +209,8 @@ class Wrapped(HookedRootModule):
 class Writing(sl.Probe):
     name, gives = "writing", ("value",)
 
-    def readings(self, reduced: Any, scene: Any) -> Iterator[sl.Reading]:
-        scene.model.second.data.add_(1.0)
+    def readings(self, reduced: Any, context: Any) -> Iterator[sl.Reading]:
+        context.model.second.data.add_(1.0)
         yield sl.Reading("value", 1.0)
 
 
@@ -264,7 +264,7 @@ class Drawing(sl.Probe):
     name, gives = "drawing", ("value",)
     swaps = False
 
-    def readings(self, reduced: Any, scene: Any) -> Iterator[sl.Reading]:
+    def readings(self, reduced: Any, context: Any) -> Iterator[sl.Reading]:
         if self.swaps:
             np.random.set_bit_generator(np.random.PCG64(7))
         yield sl.Reading("value", float(np.random.normal()))
@@ -360,7 +360,7 @@ def test_a_batch_goes_to_the_models_device_without_its_graph() -> None:
     weight = torch.ones(3, requires_grad=True)
     batch = {"x": weight * torch.randn(4, 3), "y": weight, "n": 3}
     recorder = sl.Recorder(TwoMaps(0).to("meta"), [], batch)
-    kept = recorder.scene.batch
+    kept = recorder.context.batch
     assert kept["x"].device.type == kept["y"].device.type == "meta" and kept["n"] == 3
     assert kept["x"].is_leaf and kept["x"].requires_grad
 
@@ -384,7 +384,7 @@ def test_a_users_own_loop_gets_no_signal_handler(strict):
     seen = []
 
     @sl.probe(hooks="attn.hook_pattern", dims=("head",))
-    def looks(pattern, scene):
+    def looks(pattern, context):
         seen.append(signal.getsignal(signal.SIGALRM))
         return pattern.mean((0, 2, 3))
 
@@ -402,9 +402,9 @@ class WritesAt(sl.Probe):
         super().__init__()
         self.first = first
 
-    def readings(self, reduced, scene):
-        if scene.step >= self.first:
-            next(scene.model.parameters()).data.mul_(1.5)
+    def readings(self, reduced, context):
+        if context.step >= self.first:
+            next(context.model.parameters()).data.mul_(1.5)
         yield sl.Reading("value", 0.0)
 
 

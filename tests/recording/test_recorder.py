@@ -20,7 +20,7 @@ from stagelens.timelines.timeline import Timeline
 
 
 @sl.probe(hooks="hook_middle")
-def middle_mean(activation, scene):
+def middle_mean(activation, context):
     """The mean of the middle layer."""
     return activation.mean()
 
@@ -29,10 +29,10 @@ class Second(Probe):
     name, gives = "second", ("value",)
     hooks = ("hook_middle",)
 
-    def reduce(self, activation, site, scene):
+    def reduce(self, activation, site, context):
         return activation.square().mean()
 
-    def readings(self, reduced, scene):
+    def readings(self, reduced, context):
         (value,) = reduced.values()
         yield sl.Reading("value", value)
 
@@ -43,8 +43,8 @@ class Moody(Second):
     name = "moody"
     way = "raise"
 
-    def readings(self, reduced, scene):
-        if scene.step < 2:
+    def readings(self, reduced, context):
+        if context.step < 2:
             yield sl.Reading("value", torch.ones(2), ("k",))
         elif self.way == "raise":
             raise RuntimeError("out of\ntune")
@@ -142,7 +142,7 @@ def test_a_probe_can_find_out_late_that_it_does_not_apply():
 
 def test_a_probe_that_fails_inside_its_hook_is_named_with_the_hook():
     @sl.probe(hooks="hook_middle")
-    def broken(activation, scene):
+    def broken(activation, context):
         return activation.no_such_thing
 
     recorder, *_ = recorder_of(broken, Second)
@@ -266,8 +266,8 @@ class Shuffled(Probe):
     way = "coords"
     heads, kinds = ("a", "b", "c"), ("low", "high")
 
-    def readings(self, reduced, scene):
-        step = int(scene.step)
+    def readings(self, reduced, context):
+        step = int(context.step)
         heads = np.roll(self.heads, step).tolist() if self.way == "coords" else self.heads
         kinds = self.kinds[:: -1 if step % 2 else 1] if self.way == "labels" else self.kinds
         mass = np.array([[ord(head) + layer for head in heads] for layer in (0, 10)])
@@ -338,10 +338,10 @@ class Picky(sl.Probe):
     gives = ("always", "late", "never")
     stacks = True
 
-    def readings(self, reduced, scene):
+    def readings(self, reduced, context):
         yield sl.Reading("always", 1.0)
-        yield sl.Reading("late", 2.0) if scene.step >= 2 else Omitted("late", "not before step 2")
-        yield Omitted("never", f"this model has none (step {scene.step})")
+        yield sl.Reading("late", 2.0) if context.step >= 2 else Omitted("late", "not before step 2")
+        yield Omitted("never", f"this model has none (step {context.step})")
 
 
 def test_a_reading_that_a_probe_omits_is_skipped_with_its_reason_until_it_is_given():

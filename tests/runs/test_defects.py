@@ -37,8 +37,8 @@ class Phased(Plain):
     id = "small/phased"
     probes: ClassVar[Any] = ("weight_norms", "gradient")
 
-    def phases(self) -> list[sl.Phase]:
-        return [sl.Phase("one", 20, ("first",)), sl.Phase("both", 20, ("*",))]
+    def phases(self) -> list[sl.TrainingPhase]:
+        return [sl.TrainingPhase("one", 20, ("first",)), sl.TrainingPhase("both", 20, ("*",))]
 
 
 def made_by_revision_1(runs: Any) -> None:

@@ -64,7 +64,7 @@ class InfinitePrediction(Regression):
 class Breaks(sl.Probe):
     name, gives = "breaks", ("value",)
 
-    def readings(self, reduced, scene):
+    def readings(self, reduced, context):
         raise RuntimeError("no")
 
 
@@ -124,10 +124,10 @@ def test_a_flow_is_integrated_to_its_end():
 class Wrong(sl.Probe):
     name, gives, hooks = "wrong", ("value",), ("attn.hook_pattern",)
 
-    def reduce(self, activation, site, scene):
+    def reduce(self, activation, site, context):
         return activation.mean()
 
-    def readings(self, reduced, scene):
+    def readings(self, reduced, context):
         yield sl.Reading("value", float(next(iter(reduced.values()))))
 
 
@@ -136,20 +136,20 @@ class Misnames(Wrong):
 
 
 class GivesNan(Wrong):
-    def readings(self, reduced, scene):
+    def readings(self, reduced, context):
         yield sl.Reading("value", float("nan"))
 
 
 class Writes(Wrong):
-    def readings(self, reduced, scene):
-        scene.model.W_E.data.add_(1.0)
-        return super().readings(reduced, scene)
+    def readings(self, reduced, context):
+        context.model.W_E.data.add_(1.0)
+        return super().readings(reduced, context)
 
 
 class Forgets(Wrong):
     """Another number each time it looks."""
 
-    def readings(self, reduced, scene):
+    def readings(self, reduced, context):
         self.state["n"] = self.state.get("n", torch.zeros(())) + 1
         yield sl.Reading("value", float(self.state["n"]))
 
@@ -211,14 +211,14 @@ class Forgetful(sl.Probe):
     name = "forgetful"
     gives = ("given", "forgotten")
 
-    def readings(self, reduced, scene):
+    def readings(self, reduced, context):
         yield sl.Reading("given", 1.0)
 
 
 class Honest(Forgetful):
     name = "honest"
 
-    def readings(self, reduced, scene):
+    def readings(self, reduced, context):
         yield sl.Reading("given", 1.0)
         yield Omitted("forgotten", "this model has none")
 

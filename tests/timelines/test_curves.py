@@ -15,8 +15,8 @@ from stagelens.experiments.training import Training
 from stagelens.host.host import make_host
 from stagelens.report.charts import run_chart
 from stagelens.sweeps.measures import parse_measure
+from stagelens.timelines import places, probe_events
 from stagelens.timelines.curves import average, curves_of, one_curve, parse_curve
-from stagelens.timelines.events import places, probe_events
 from stagelens.timelines.timeline import Timeline, pack
 
 MEANS = {"layer", "head", "position", "query", "key"}  # what one number per step may be a mean over

@@ -67,8 +67,10 @@ class Double(Regression):
             return torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=20)
         return torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer) if self.config.rate == "plateau" else None
 
-    def phases(self) -> Sequence[sl.Phase]:
-        return [sl.Phase("one", 15, ("first",)), sl.Phase("both", 25, ("*",))] if self.config.parts else ()
+    def phases(self) -> Sequence[sl.TrainingPhase]:
+        return (
+            [sl.TrainingPhase("one", 15, ("first",)), sl.TrainingPhase("both", 25, ("*",))] if self.config.parts else ()
+        )
 
 
 class OwnTarget(Double):

@@ -99,8 +99,8 @@ class Fails(Probe):
 
     name, gives = "fails", ("count",)
 
-    def readings(self, reduced, scene):
-        if scene.step >= 14:
+    def readings(self, reduced, context):
+        if context.step >= 14:
             raise RuntimeError("worn out")
         self.state["count"] = self.state.get("count", torch.zeros(())) + 1
         yield sl.Reading("count", self.state["count"])

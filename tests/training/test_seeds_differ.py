@@ -207,10 +207,10 @@ class Largest(sl.Probe):
 
     name, gives, hooks, stacks = "largest", ("value",), ("hook_middle",), True
 
-    def reduce(self, activation: Tensor, site: Any, scene: Any) -> Tensor:
-        return activation.mean(0) @ scene.directions["own"]
+    def reduce(self, activation: Tensor, site: Any, context: Any) -> Tensor:
+        return activation.mean(0) @ context.directions["own"]
 
-    def readings(self, reduced: Any, scene: Any) -> Iterable[sl.Reading]:
+    def readings(self, reduced: Any, context: Any) -> Iterable[sl.Reading]:
         yield sl.Reading("value", next(iter(reduced.values())))
 
 
@@ -270,8 +270,8 @@ class Referring(Largest):
 
     name, hooks = "referring", ()
 
-    def readings(self, reduced: Any, scene: Any) -> Iterable[sl.Reading]:
-        yield sl.Reading("value", scene.conserved(scene.model)["scaled"])
+    def readings(self, reduced: Any, context: Any) -> Iterable[sl.Reading]:
+        yield sl.Reading("value", context.conserved(context.model)["scaled"])
 
 
 class LateSeed(Largest):
@@ -279,12 +279,12 @@ class LateSeed(Largest):
 
     name = "late"
 
-    def applies(self, scene: Any) -> str | None:
-        self.own = float(scene.batch[0].sum())
+    def applies(self, context: Any) -> str | None:
+        self.own = float(context.batch[0].sum())
         return None
 
-    def readings(self, reduced: Any, scene: Any) -> Iterable[sl.Reading]:
-        yield sl.Reading("value", next(iter(reduced.values())) + self.own * (scene.step >= 7))
+    def readings(self, reduced: Any, context: Any) -> Iterable[sl.Reading]:
+        yield sl.Reading("value", next(iter(reduced.values())) + self.own * (context.step >= 7))
 
 
 @pytest.mark.parametrize(
@@ -310,8 +310,8 @@ class Setting(sl.Probe):
 
     name, gives = "setting", ("value",)
 
-    def readings(self, reduced: Any, scene: Any) -> Iterable[sl.Reading]:
-        scene.model.first.data[0, 0] = 3.0
+    def readings(self, reduced: Any, context: Any) -> Iterable[sl.Reading]:
+        context.model.first.data[0, 0] = 3.0
         yield sl.Reading("value", 1.0)
 
 

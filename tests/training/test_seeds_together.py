@@ -85,7 +85,7 @@ class Small(sl.Task):
 
 def trained_by(kind: type[Any], optimizer: type[torch.optim.Optimizer], some: Sequence[str]) -> type[Any]:
     """`kind` with an optimizer that decays weights, a cosine schedule, and a phase that trains `some` before all."""
-    phases = [sl.Phase("some", PHASE, tuple(some)), sl.Phase("all", STEPS, ("*",))]
+    phases = [sl.TrainingPhase("some", PHASE, tuple(some)), sl.TrainingPhase("all", STEPS, ("*",))]
     made = {"lr": RATES.get(optimizer, 1e-3), "weight_decay": 0.05}
     members = {
         "optimizer": lambda self, model: optimizer(model.parameters(), **made),
@@ -256,7 +256,7 @@ def test_only_the_keys_biases_and_what_reads_them_depend_on_rounding() -> None:
     both.stacked.settle()
     for recorder, other in zip(both.recorder.recorders, both.own, strict=True):
         keys = [(own, theirs) for (name, own), theirs in zip(
-            recorder.scene.model.named_parameters(), other.scene.model.parameters(), strict=True
+            recorder.context.model.named_parameters(), other.context.model.parameters(), strict=True
         ) if is_rounding(name)]  # fmt: skip
         assert keys and all(apart(own, theirs) > NEAR for own, theirs in keys)
         seen, alone = dict(numbers(recorder.observe(STEPS))), dict(numbers(other.observe(STEPS)))

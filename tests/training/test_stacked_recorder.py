@@ -46,10 +46,10 @@ class Largest(sl.Probe):
 
     name, gives, hooks, stacks = "largest", ("value",), ("hook_middle",), True
 
-    def reduce(self, activation: Tensor, site: Any, scene: Any) -> Tensor:
+    def reduce(self, activation: Tensor, site: Any, context: Any) -> Tensor:
         return activation.mean(0)
 
-    def readings(self, reduced: Any, scene: Any) -> Iterable[sl.Reading]:
+    def readings(self, reduced: Any, context: Any) -> Iterable[sl.Reading]:
         (mean,) = reduced.values()
         self.state["most"] = torch.maximum(self.state.get("most", mean), mean)
         yield sl.Reading("value", self.state["most"], ("unit",))
@@ -60,8 +60,8 @@ class Plain(sl.Probe):
 
     name, gives = "plain", ("rounded",)
 
-    def readings(self, reduced: Any, scene: Any) -> Iterable[sl.Reading]:
-        yield sl.Reading("rounded", float(round(float(scene.loss), 3) + float(scene.output.sum()) + scene.step))
+    def readings(self, reduced: Any, context: Any) -> Iterable[sl.Reading]:
+        yield sl.Reading("rounded", float(round(float(context.loss), 3) + float(context.output.sum()) + context.step))
 
 
 class HookedPlain(Largest):
@@ -71,7 +71,7 @@ class HookedPlain(Largest):
 class Branching(Largest):
     name = "branching"
 
-    def reduce(self, activation: Tensor, site: Any, scene: Any) -> Tensor:
+    def reduce(self, activation: Tensor, site: Any, context: Any) -> Tensor:
         return activation.mean(0) if activation.sum() > 0 else -activation.mean(0)
 
 
@@ -81,7 +81,7 @@ class Counting(Largest):
     name = "counting"
     count = 0
 
-    def readings(self, reduced: Any, scene: Any) -> Iterable[sl.Reading]:
+    def readings(self, reduced: Any, context: Any) -> Iterable[sl.Reading]:
         self.count += 1
         yield sl.Reading("value", reduced.popitem()[1] + self.count, ("unit",))
 
@@ -91,8 +91,8 @@ class Rooted(Largest):
 
     name = "rooted"
 
-    def readings(self, reduced: Any, scene: Any) -> Iterable[sl.Reading]:
-        yield sl.Reading("value", scene.batch[0].mean().sqrt())
+    def readings(self, reduced: Any, context: Any) -> Iterable[sl.Reading]:
+        yield sl.Reading("value", context.batch[0].mean().sqrt())
 
 
 def recorders(*probes: Any, task: type[Any] = Double, **settings: Any) -> StackedRecorder:
@@ -126,17 +126,17 @@ class Omitting(Largest):
 
     name, gives = "omitting", ("missing", "value")
 
-    def readings(self, reduced: Any, scene: Any) -> Iterable[Any]:
+    def readings(self, reduced: Any, context: Any) -> Iterable[Any]:
         yield Omitted("missing", "this model has none")
-        yield from super().readings(reduced, scene)
+        yield from super().readings(reduced, context)
 
 
 class OmittingPlain(Plain):
     name, gives = "omitting_plain", ("rounded", "missing")
 
-    def readings(self, reduced: Any, scene: Any) -> Iterable[Any]:
-        yield from super().readings(reduced, scene)
-        yield Omitted("missing", f"nor at step {scene.step}")
+    def readings(self, reduced: Any, context: Any) -> Iterable[Any]:
+        yield from super().readings(reduced, context)
+        yield Omitted("missing", f"nor at step {context.step}")
 
 
 def test_together_each_omits_what_it_omits_alone():

@@ -11,9 +11,12 @@ _public, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)
 moved.install()
 
 
-def __getattr__(name: str) -> Any:
+def _find(name: str) -> Any:
     if name == "__version__":
         from importlib.metadata import version
 
         return version("stagelens")
     return _public(name)
+
+
+__getattr__ = moved.with_old_names(__name__, _find)

@@ -6,15 +6,15 @@ from .experiments import (
     Flow as Flow,
     FlowConfig as FlowConfig,
     Group as Group,
-    Phase as Phase,
     Prediction as Prediction,
     Schedule as Schedule,
     Task as Task,
     TaskConfig as TaskConfig,
+    TrainingPhase as TrainingPhase,
 )
 from .hookspecs import hookimpl as hookimpl
-from .host import ClaimRef as ClaimRef, ProbeRef as ProbeRef, TaskRef as TaskRef
-from .models import fast as fast
+from .host import ClaimRef as ClaimRef, FigureRef as FigureRef, ProbeRef as ProbeRef, TaskRef as TaskRef
+from .models import fast as fast, watch as watch
 from .recording import Probe as Probe, Recorder as Recorder, probe as probe
 from .report import Comparison as Comparison, compare as compare
 from .runs import Run as Run, load as load

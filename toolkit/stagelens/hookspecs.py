@@ -2,7 +2,7 @@
 
 A plugin is a module (or package) with functions marked by `stagelens.hookimpl` and named as below. Life of a run:
 
-    register_tasks, register_probes, register_claims        once, when the host is made
+    register_tasks, register_probes, register_claims, register_figures        once, when the host is made
           |
     run_started  ->  reading_recorded (each measurement)  ->  run_finished
 """
@@ -16,7 +16,7 @@ import pluggy
 
 if TYPE_CHECKING:
     from stagelens.experiments import Flow, Task
-    from stagelens.host import ClaimRef, ProbeRef, TaskRef
+    from stagelens.host import ClaimRef, FigureRef, ProbeRef, TaskRef
     from stagelens.recording import Probe
     from stagelens.runs import Run
     from stagelens.timelines import Reading
@@ -50,6 +50,16 @@ def stagelens_register_claims() -> Iterable[ClaimRef]:
     """Hand over the paper's claims.
 
     :return: lazy references (`ClaimRef`) to the claims that `stagelens verify` runs.
+    """
+    raise NotImplementedError
+
+
+@hookspec
+def stagelens_register_figures() -> Iterable[FigureRef]:
+    """Hand over the paper's figures.
+
+    :return: references (`FigureRef`) to the figures that `stagelens figure PLUGIN` lists and draws; names are unique
+        within the plugin.
     """
     raise NotImplementedError
 

@@ -15,8 +15,6 @@ import typer
 
 from stagelens.host.host import Host, make_host
 
-COMMANDS = ("answering", "authoring", "inspecting", "listing", "probing", "running", "sweeping", "verifying")
-
 NUMBERS = ["0", "1", "2", "3", "5", "0.5", "1e-3", "-1", "-0", "1.5", "+2", "007", "1_0", "٣"]
 HUGE = ["1e9", "1000000000", "1e12", "9223372036854775807", "9223372036854775808", "1e30", "9" * 30, "1e308", "-1e308"]
 ODD_NUMBERS = [
@@ -112,8 +110,6 @@ SMALL = {"steps": "2", "first_steps": "1", "points": "8", "batch_size": "4", "ev
 @cache
 def tree() -> Any:
     """The command line's tree, with every command in it."""
-    for module in COMMANDS:
-        importlib.import_module(f"stagelens.cli.{module}")
     return typer.main.get_command(importlib.import_module("stagelens.cli.main").app)
 
 

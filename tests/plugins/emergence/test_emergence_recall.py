@@ -1,4 +1,4 @@
-"""Key-value recall: the sequences of C.1, the task's contract, and what it says to a mistake."""
+"""Key-value recall: the sequences of C.1, the task's contract, and its error messages."""
 
 from __future__ import annotations
 
@@ -16,8 +16,9 @@ from stagelens.experiments.config import make_config
 from stagelens.experiments.training import Training
 from stagelens.host.host import make_host
 from stagelens.testing import check_task_device
-from stagelens_emergence.recall import Recall, RecallConfig
-from stagelens_emergence.sequences import answering_pair, sample_recall
+from stagelens_emergence.config import KeyValueConfig
+from stagelens_emergence.data.transformers import answering_pair, sample_recall
+from stagelens_emergence.tasks.recall import KeyValueRecall
 
 SMALL = {"d_model": 8, "d_head": 2, "batch_size": 4, "eval_size": 8}
 
@@ -30,7 +31,7 @@ def drawn(n: int, pairs: int, tokens: int, **kwargs):
 
 
 @pytest.mark.parametrize(("pairs", "tokens"), [(1, 2), (4, 16), (5, 5)])
-def test_without_repetition_each_key_stands_once_and_the_query_is_one_of_them(pairs, tokens):
+def test_without_repetition_each_key_occurs_once_and_the_query_is_one_of_them(pairs, tokens):
     batch = drawn(300, pairs, tokens)
     keys = batch.tokens[:, :-1:2]
     assert batch.tokens.shape == (300, 2 * pairs + 1)
@@ -49,17 +50,17 @@ def test_the_map_is_injective_and_the_answer_is_the_value_of_the_query(B):
         assert len(pairs) == len(keys) == len(values)
 
 
-def test_the_query_stands_at_each_place_with_probability_b_over_n_independently():
+def test_the_query_is_the_key_of_each_pair_with_probability_b_over_n_independently():
     pairs, B, n = 4, 1.5, 40_000
     placed = answering_pair(drawn(n, pairs, 16, B=B).tokens).float()
-    share = B / pairs
-    assert placed.mean(0).tolist() == pytest.approx([share] * pairs, abs=0.01)  # 4 standard errors
+    fraction = B / pairs
+    assert placed.mean(0).tolist() == pytest.approx([fraction] * pairs, abs=0.01)  # 4 standard errors
     both = (placed.T @ placed / n)[~torch.eye(pairs, dtype=torch.bool)]
-    assert both.tolist() == pytest.approx([share**2] * len(both), abs=0.01)
-    assert (placed.sum(1) == 0).float().mean() == pytest.approx((1 - share) ** pairs, abs=0.01)
+    assert both.tolist() == pytest.approx([fraction**2] * len(both), abs=0.01)
+    assert (placed.sum(1) == 0).float().mean() == pytest.approx((1 - fraction) ** pairs, abs=0.01)
 
 
-def test_the_other_keys_are_drawn_without_replacement_and_alike():
+def test_the_other_keys_are_drawn_uniformly_and_without_replacement():
     n, pairs, tokens = 20_000, 3, 6
     batch = drawn(n, pairs, tokens, B=1.0)
     keys, query = batch.tokens[:, :-1:2], batch.tokens[:, -1:]
@@ -67,7 +68,7 @@ def test_the_other_keys_are_drawn_without_replacement_and_alike():
     for row, other in zip(keys[:500].tolist(), others[:500].tolist(), strict=True):
         named = [key for key, is_other in zip(row, other, strict=True) if is_other]
         assert len(set(named)) == len(named)
-    distance = ((keys - query) % tokens)[others]  # alike over the five others
+    distance = ((keys - query) % tokens)[others]  # uniform over the five others
     assert (distance.bincount(minlength=tokens) / len(distance)).tolist() == pytest.approx([0] + [0.2] * 5, abs=0.01)
 
 
@@ -79,7 +80,7 @@ def test_the_query_distribution_has_c1s_masses(p):
     assert (query.bincount(minlength=tokens) / len(query)).tolist() == pytest.approx(expected, abs=0.01)
 
 
-def test_the_place_of_a_single_query_is_uniform():
+def test_the_position_of_a_single_query_is_uniform():
     placed = answering_pair(drawn(20_000, 5, 8).tokens).float().mean(0)
     assert placed.tolist() == pytest.approx([0.2] * 5, abs=0.015)
 
@@ -94,16 +95,16 @@ def test_what_is_drawn_depends_on_the_generator_alone():
 
 
 def test_the_task_runs_on_any_device():
-    check_task_device(Recall(RecallConfig(**SMALL, B=2.0, p=0.5)))
+    check_task_device(KeyValueRecall(KeyValueConfig(**SMALL, B=2.0, p=0.5)))
 
 
 def test_a_new_model_is_at_chance():
-    task = Recall(RecallConfig(**SMALL))
+    task = KeyValueRecall(KeyValueConfig(**SMALL))
     assert task.loss(task.build_model(), eval_batch(task)).item() == pytest.approx(math.log(16))
 
 
 def test_it_is_evaluated_without_repetition_and_trained_with_it():
-    task = Recall(RecallConfig(**SMALL | {"eval_size": 64}, pairs=4, B=4.0, p=1.0))
+    task = KeyValueRecall(KeyValueConfig(**SMALL | {"eval_size": 64}, pairs=4, B=4.0, p=1.0))
     batch = eval_batch(task)
     assert (answering_pair(batch.tokens).sum(1) == 1).all()
     assert answering_pair(batch.train_tokens).all()
@@ -114,7 +115,7 @@ def test_it_is_evaluated_without_repetition_and_trained_with_it():
 
 
 def test_every_probe_runs_or_says_why_not():
-    task = Recall(RecallConfig(**SMALL, B=2.0))
+    task = KeyValueRecall(KeyValueConfig(**SMALL, B=2.0))
     probes = [name for name, _ in make_host().probes]
     recorder = sl.Recorder(task.build_model(), probes, eval_batch(task), task=task)
     for step in range(2):
@@ -126,7 +127,7 @@ def test_every_probe_runs_or_says_why_not():
 
 def test_a_head_that_copies_in_the_first_layer_is_sparse_though_the_loss_reads_the_query_alone():
     """From each value to its key and uniform elsewhere: 1 at the values, 0 at the keys and at the query."""
-    task = Recall(RecallConfig(**SMALL))
+    task = KeyValueRecall(KeyValueConfig(**SMALL))
     model, batch = task.build_model(), eval_batch(task)
     length = batch.tokens.shape[1]
     uniform = torch.ones(length, length).tril() / torch.arange(1, length + 1)[:, None]
@@ -143,7 +144,7 @@ def test_a_head_that_copies_in_the_first_layer_is_sparse_though_the_loss_reads_t
 
 
 def test_one_pair_is_learned_by_copying_the_only_value():
-    task = Recall(RecallConfig(pairs=1, tokens=4, d_model=16, d_head=4, lr=1e-2, batch_size=32, steps=150))
+    task = KeyValueRecall(KeyValueConfig(pairs=1, tokens=4, d_model=16, d_head=4, lr=1e-2, batch_size=32, steps=150))
     training = Training(task)
     for step in range(150):
         training.advance(step)
@@ -153,7 +154,7 @@ def test_one_pair_is_learned_by_copying_the_only_value():
 
 
 def test_the_paper_preset_is_table_1():
-    config = make_config(RecallConfig, Recall.presets, "paper", [])
+    config = make_config(KeyValueConfig, KeyValueRecall.presets, "paper", [])
     sizes = (
         config.layers,
         config.heads,
@@ -172,7 +173,7 @@ def test_the_paper_preset_is_table_1():
 WRONG = {
     "pairs=17": "pairs=17 different keys are too many for tokens=16; give pairs <= 16",
     "pairs=16,B=2": "give pairs <= 15",
-    "B=9": "cannot stand B=9 times among pairs=8 keys",
+    "B=9": "cannot occur B=9 times among pairs=8 keys",
     "B=0": "greater than 0",
     "p=1.5": "p=1.5 is not a probability",
     "p=-0.1": "p=-0.1 is not a probability",
@@ -184,5 +185,5 @@ WRONG = {
 @pytest.mark.parametrize("settings", WRONG)
 def test_a_mistake_gets_one_line(settings):
     with pytest.raises(UsageError, match=re.escape(WRONG[settings])) as raised:
-        make_config(RecallConfig, Recall.presets, "quick", settings.split(","))
+        make_config(KeyValueConfig, KeyValueRecall.presets, "quick", settings.split(","))
     assert "\n" not in str(raised.value)

@@ -1,4 +1,4 @@
-"""Single-location regression by a transformer: data, contract and mistakes."""
+"""Single-location regression by a transformer: data, contract and error messages."""
 
 from __future__ import annotations
 
@@ -13,8 +13,9 @@ from stagelens.experiments.batches import eval_batch
 from stagelens.experiments.config import make_config
 from stagelens.host.host import make_host
 from stagelens.testing import check_task_device
-from stagelens_emergence.regression import Regression, RegressionConfig
-from stagelens_emergence.sequences import sample_places, sample_regression
+from stagelens_emergence.config import RegressionConfig
+from stagelens_emergence.data.transformers import sample_positions, sample_regression
+from stagelens_emergence.tasks.regression import Regression
 
 SMALL = {"T": 6, "d": 3, "d_model": 8, "d_head": 2, "batch_size": 4, "eval_size": 8}
 
@@ -26,16 +27,16 @@ def stream() -> torch.Generator:
 # --- data ---
 
 
-def test_places_are_b_different_ones_and_all_alike():
-    places = sample_places(20_000, 5, 2, stream())
-    assert (places.sum(1) == 2).all()
-    assert places.float().mean(0).tolist() == pytest.approx([0.4] * 5, abs=0.015)
+def test_positions_are_b_different_ones_and_uniform():
+    positions = sample_positions(20_000, 5, 2, stream())
+    assert (positions.sum(1) == 2).all()
+    assert positions.float().mean(0).tolist() == pytest.approx([0.4] * 5, abs=0.015)
 
 
 @pytest.mark.parametrize("B", [1, 3])
 def test_the_target_is_w_times_the_relevant_token(B):
     W = torch.randn(4, 4, generator=stream())
-    batch = sample_regression(50, W, sample_places(50, 7, B, stream()), stream())
+    batch = sample_regression(50, W, sample_positions(50, 7, B, stream()), stream())
     assert batch.x.shape == (50, 7, 5)
     assert torch.equal(batch.x[..., -1].bool(), batch.relevant)
     for x, y, relevant in zip(*batch, strict=True):
@@ -44,13 +45,13 @@ def test_the_target_is_w_times_the_relevant_token(B):
 
 
 def test_tokens_have_variance_one_over_d():
-    batch = sample_regression(5000, torch.eye(4), sample_places(5000, 3, 1, stream()), stream(), feature=False)
+    batch = sample_regression(5000, torch.eye(4), sample_positions(5000, 3, 1, stream()), stream(), feature=False)
     assert batch.x.shape == (5000, 3, 4)
     assert batch.x.var().item() == pytest.approx(0.25, rel=0.03)
 
 
 def test_the_relevant_token_is_the_repeated_one_with_probability_p():
-    batch = sample_regression(20_000, torch.eye(3), sample_places(20_000, 2, 1, stream()), stream(), p=0.3)
+    batch = sample_regression(20_000, torch.eye(3), sample_positions(20_000, 2, 1, stream()), stream(), p=0.3)
     repeated = (batch.y == torch.tensor([1.0, 0.0, 0.0])).all(1)
     assert repeated.float().mean().item() == pytest.approx(0.3, abs=0.015)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from math import pi, sqrt
 
 import numpy as np
@@ -11,20 +10,28 @@ import torch
 
 from stagelens.experiments.flow import integrate
 from stagelens_emergence import theory
-from stagelens_emergence.data import relevant_moments, target_weights
-from stagelens_emergence.flow import ReducedConfig, ReducedFlow, flow_plateau, flow_plateaus, solve
-from stagelens_emergence.model import ToyTransformer, expected_loss
-from stagelens_emergence.theory import Reduced, plateau_length
+from stagelens_emergence.config import ReducedConfig
+from stagelens_emergence.data.toy import relevant_moments, target_weights
+from stagelens_emergence.flow import ReducedFlow, flow_plateau, flow_plateaus, trajectory
+from stagelens_emergence.losses import expected_loss
+from stagelens_emergence.model import ToyTransformer
+from stagelens_emergence.theory import model_flow, paper_flow
 
-PROBLEMS = [Reduced(16, 9), Reduced(16, 9, 3), Reduced(16, 9, 1, 0.3), Reduced(16, 9, 3, 0.6), Reduced(5, 4, 5)]
+PROBLEMS = [
+    paper_flow(16, 9),
+    paper_flow(16, 9, 3),
+    paper_flow(16, 9, 1, 0.3),
+    paper_flow(16, 9, 3, 0.6),
+    paper_flow(5, 4, 5),
+]
 
 
 def whole_model(problem, w, delta_a):
-    """The toy model in the state (w, Delta a), in double precision."""
+    """The toy model in the state (w, Delta a), in float64."""
     W_star = target_weights(problem.d, "unit", torch.Generator().manual_seed(0))
-    shares = [w_g / r for w_g, r in zip(w, problem.norm, strict=True)]
-    scale = torch.full((problem.d,), float(shares[-1]), dtype=torch.float64)
-    scale[0] = float(shares[0])
+    fractions = [w_g / r for w_g, r in zip(w, problem.norm, strict=True)]
+    scale = torch.full((problem.d,), float(fractions[-1]), dtype=torch.float64)
+    scale[0] = float(fractions[0])
     model = ToyTransformer(problem.T, problem.B, W_star * scale, W_star)
     with torch.no_grad():
         model.attention.a[-problem.B :] = delta_a
@@ -77,8 +84,8 @@ def test_the_flow_of_the_whole_model_stays_in_the_reduced_space(problem):
     assert along[0].item() * (1 if problem.split else sqrt(problem.d)) == pytest.approx(by_w[0], rel=1e-10)
     assert along[-1].item() * problem.norm[-1] == pytest.approx(by_w[-1], rel=1e-10)
     assert (a[-problem.B :].sum()).item() == pytest.approx(by_a, rel=1e-10)
-    each = replace(problem, each=True)  # Delta a = a_T - a_1 then moves by both their gradients
-    assert each.velocity(w, delta_a)[1] == pytest.approx((a[0] - a[-1]).item(), rel=1e-10)
+    model = model_flow(problem.T, problem.d, problem.B, problem.p)  # Delta a = a_T - a_1: both follow their gradients
+    assert model.velocity(w, delta_a)[1] == pytest.approx((a[0] - a[-1]).item(), rel=1e-10)
 
 
 def test_eqs_7_and_8_are_the_gradients_of_the_expected_loss():
@@ -109,17 +116,17 @@ def test_the_equilibrium_is_where_the_gradient_by_w_vanishes():
 
 
 def test_two_and_three_variables_agree_without_repetition():
-    two, three = Reduced(64, 16, 2), Reduced(64, 16, 2, 0.0, split=True)
+    two, three = paper_flow(64, 16, 2), paper_flow(64, 16, 2, variables=3)
     times = np.linspace(0, two.horizon(), 50)
-    (w2, a2), (w3, a3) = solve(two, times), solve(three, times)
+    (w2, a2), (w3, a3) = trajectory(two, times), trajectory(three, times)
     np.testing.assert_allclose(a3, a2, atol=1e-4)
     np.testing.assert_allclose(three.projection(w3), two.projection(w2), rtol=1e-4, atol=1e-5)
 
 
 def test_the_first_rate_is_eq_15s_and_a42s():
-    assert Reduced(100, 25, 4).rate == pytest.approx(4 / (5 * 100))
-    assert Reduced(100, 25, 4, 0.0, split=True).rate == pytest.approx(4 / (5 * 100))
-    problem = Reduced(4096, 400, 1, 0.3)
+    assert paper_flow(100, 25, 4).rate == pytest.approx(4 / (5 * 100))
+    assert paper_flow(100, 25, 4, variables=3).rate == pytest.approx(4 / (5 * 100))
+    problem = paper_flow(4096, 400, 1, 0.3)
     assert problem.rate == pytest.approx(theory.repetition(0.3, 400) / (20 * 4096), rel=0.01)  # for large d
     offset, matrix = problem.linearization()
     assert np.linalg.norm(offset) == pytest.approx(problem.rate)
@@ -136,27 +143,27 @@ def test_the_linearization_solves_eq_15():
 
 def test_the_escape_time_is_when_the_linear_loss_is_there():
     rate = 1e-4
-    for share in (0.01, 0.8):
-        time = theory.escape_time(share, rate)
-        assert theory.linear_loss(time, rate) == pytest.approx(0.5 * (1 - share), rel=1e-9)
-        assert theory.escape_time(share, rate, "appendix") == pytest.approx(time, rel=1e-4)
-        assert theory.escape_time(share, rate, "main text") == pytest.approx(time - np.log(2) / (2 * rate), rel=1e-4)
+    for lost in (0.01, 0.8):
+        time = theory.escape_time(lost, rate)
+        assert theory.linear_loss(time, rate) == pytest.approx(0.5 * (1 - lost), rel=1e-9)
+        assert theory.escape_time(lost, rate, "appendix") == pytest.approx(time, rel=1e-4)
+        assert theory.escape_time(lost, rate, "main text") == pytest.approx(time - np.log(2) / (2 * rate), rel=1e-4)
 
 
 def test_the_plateau_law_is_reached_from_above_as_t_grows():
-    ratios = [flow_plateau(Reduced(T, 64)) * Reduced(T, 64).rate / sqrt(pi / 2) for T in (64, 512, 4096)]
+    ratios = [flow_plateau(paper_flow(T, 64)) * paper_flow(T, 64).rate / sqrt(pi / 2) for T in (64, 512, 4096)]
     assert ratios == sorted(ratios, reverse=True) and 1 < ratios[-1] < 1.03
 
 
-def test_in_the_model_itself_repetition_counts_by_its_root():
-    one, four = Reduced(4096, 64, 1, each=True), Reduced(4096, 64, 4, each=True)
+def test_in_the_model_the_plateau_shortens_with_the_root_of_b():
+    one, four = model_flow(4096, 64, 1), model_flow(4096, 64, 4)
     assert one.rate / four.rate == pytest.approx(0.5, rel=1e-3)
     assert flow_plateau(one) / flow_plateau(four) == pytest.approx(2, rel=0.05)
     assert flow_plateau(four) == pytest.approx(four.plateau_law(), rel=0.1)
 
 
 def test_late_eigenvalues():
-    problem, e = Reduced(512, 64), 1e-3
+    problem, e = paper_flow(512, 64), 1e-3
     delta_a = np.log((problem.T - 1) * (1 - e) / e)
     hessian = problem.hessian(problem.equilibrium(1 - e), delta_a)
     np.testing.assert_allclose(np.linalg.eigvalsh(hessian), theory.late_eigenvalues(problem, 1 - e), rtol=0.01)
@@ -165,24 +172,18 @@ def test_late_eigenvalues():
 # --- the plateau ---
 
 
-def test_a_plateau_ends_between_two_records():
-    assert plateau_length([0, 10, 20], [1.0, 0.6, 0.2], 0.4) == 15
-    assert plateau_length([0, 10, 20], [0.0, 0.25, 0.75], 0.5, rising=True) == 15
-    assert plateau_length([5, 10], [0.1, 0.0], 0.2) == 5
-    assert np.isnan(plateau_length([0, 10], [1.0, 0.9], 0.2))
-
-
-def test_the_flow_says_its_plateau_as_an_event_and_as_a_reading():
+def test_the_flow_gives_its_plateau_as_an_event_and_as_a_reading():
     for settings in ({"T": 64, "d": 16}, {"T": 64, "d": 16, "p": 0.4, "B": 2}, {"T": 64, "d": 16, "w_init": 0.5}):
         flow = ReducedFlow(ReducedConfig(**settings, points=40))
         solved = integrate(flow)
-        assert solved.events["plateau_length"] == pytest.approx(flow.length, rel=1e-6)
+        alone = flow_plateau(flow.problem, w_init=flow.config.w_init)
+        assert solved.events["plateau_length"] == pytest.approx(alone, rel=1e-6)
         last = {reading.name: reading.values for reading in solved.readings[-1]}
-        assert last["plateau_length"] == flow.length and last["loss"] < 0.1
+        assert last["plateau_length"] == solved.events["plateau_length"] and last["loss"] < 0.1
         assert not any(reading.name == "plateau_length" for reading in solved.readings[0])
 
 
-def test_the_flow_may_stop_where_the_plateau_does():
+def test_the_flow_can_stop_at_the_end_of_the_plateau():
     solved = integrate(ReducedFlow(ReducedConfig(T=64, d=16, until="plateau", points=10)))
     names = {reading.name: float(reading.values) for reading in solved.readings[-1]}
     assert names["plateau_length"] == solved.measurements[-1].step
@@ -190,17 +191,19 @@ def test_the_flow_may_stop_where_the_plateau_does():
 
 
 def test_a_plateau_that_outlasts_the_flow_has_no_length():
-    assert np.isnan(flow_plateau(Reduced(64, 16), time=10.0))
-    assert np.isnan(flow_plateau(Reduced(64, 16, 1, 1.0)))  # the other columns are never seen
+    assert np.isnan(flow_plateau(paper_flow(64, 16), time=10.0))
+    assert np.isnan(flow_plateau(paper_flow(64, 16, 1, 1.0)))  # the other columns are never seen
     solved = integrate(ReducedFlow(ReducedConfig(T=64, d=16, time=10.0, points=10)))
     assert solved.events == {} and all(r.name != "plateau_length" for r in solved.readings[-1])
 
 
 def test_repetition_shortens_the_plateau():
-    plain, bursty, repeated = flow_plateaus([Reduced(512, 64), Reduced(512, 64, 4), Reduced(512, 64, 1, 0.3)])
+    plain, bursty, repeated = flow_plateaus([paper_flow(512, 64), paper_flow(512, 64, 4), paper_flow(512, 64, 1, 0.3)])
     assert plain / bursty == pytest.approx(4, rel=0.05)
     assert plain / repeated == pytest.approx(theory.repetition(0.3, 64), rel=0.1)
 
 
 def test_every_token_may_be_the_relevant_one():
-    assert flow_plateau(Reduced(8, 16, 8)) == pytest.approx(16 * np.log(sqrt(5)), rel=1e-5)  # (w/sqrt(d) - 1)^2 = 1/5
+    assert flow_plateau(paper_flow(8, 16, 8)) == pytest.approx(
+        16 * np.log(sqrt(5)), rel=1e-5
+    )  # (w/sqrt(d) - 1)^2 = 1/5

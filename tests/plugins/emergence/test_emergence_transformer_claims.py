@@ -1,7 +1,8 @@
-"""S8 to S12 on runs whose curves are known: they hold where the paper's laws are obeyed, and differ where not."""
+"""S8 to S12 on runs with known curves: they hold if the curves obey the paper's laws, and differ if not."""
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -17,13 +18,17 @@ from stagelens.runs.manifest import Manifest
 from stagelens.runs.run import Run
 from stagelens.runs.store import Store
 from stagelens.timelines.timeline import pack
-from stagelens_emergence import transformer_claims as claims, transformer_figures as figures
-from stagelens_emergence.recall import Recall
-from stagelens_emergence.regression import Regression
-from stagelens_emergence.transformers import plateau_of
+from stagelens_emergence import FIGURES
+from stagelens_emergence.claims import recall, regression
+from stagelens_emergence.claims.measures import plateau_of
+from stagelens_emergence.claims.regression import Data, label
+from stagelens_emergence.figures import transformers as figures
+from stagelens_emergence.tasks.recall import KeyValueRecall
+from stagelens_emergence.tasks.regression import Regression
 
-KINDS = {"emergence/regression": Regression, "emergence/recall": Recall}
+KINDS = {"emergence/regression": Regression, "emergence/recall": KeyValueRecall}
 NEVER, POINTS = 1e9, 80
+CLAIMS = [regression.Laws, regression.Ablations, recall.Emergence, recall.Repetition, recall.Circuit]
 
 
 def step_up(steps, at, width):
@@ -49,7 +54,7 @@ def recall_lengths(c, seed):
 
 @dataclass(frozen=True)
 class Shelf(Lab):
-    """A lab whose runs are written down instead of trained."""
+    """A lab whose runs are written to disk with known curves instead of being trained."""
 
     regression: object = regression_length
     recall: object = recall_lengths
@@ -120,19 +125,25 @@ def differing(claim, lab):
     return [check.what for check in claim().checks(lab) if not check.holds]
 
 
-@pytest.mark.parametrize("claim", [claims.Laws, claims.Ablations, claims.Emergence, claims.Repetition, claims.Circuit])
-def test_a_claim_holds_where_the_paper_s_laws_are_obeyed(claim, shelf):
+@pytest.mark.parametrize("claim", CLAIMS)
+def test_a_claim_holds_if_the_runs_obey_the_paper_s_laws(claim, shelf):
     assert differing(claim, shelf) == []
 
 
-@pytest.mark.parametrize("claim", [claims.Laws, claims.Ablations])
+@pytest.mark.parametrize("claim", [regression.Laws, regression.Ablations])
 def test_the_paper_s_own_grid_is_runnable(claim, tmp_path):
     assert differing(claim, Shelf(make_host(), tmp_path, budget="paper", seeds=(0, 1))) == []
 
 
+def test_the_settings_of_a_comparison_name_the_varied_one_last():
+    assert label([Data(8, d=4), Data(16, d=4)]) == "d = 4, T = 8, 16"
+    assert label([Data(32, 8, 4), Data(32, 8, 1)]) == "T = 32, d = 8, B = 4, 1"
+    assert label([Data(16, 8)]) == "T = 16, d = 8"
+
+
 def test_the_law_s_exponents_are_those_of_the_runs(shelf):
-    checks = list(claims.Laws().checks(shelf))
-    law = next(check.measured for check in checks if check.what.startswith("the law"))
+    checks = list(regression.Laws().checks(shelf))
+    law = next(check.measured for check in checks if check.what.startswith("the power law ("))
     assert "T^0.800" in law
     assert "d^1.290" in law
     assert "B^-0.800" in law
@@ -142,32 +153,32 @@ def test_without_an_effect_of_b_s8_differs_there_alone(tmp_path):
     def blind(c, seed):
         return regression_length(c.model_copy(update={"B": 1}), seed) * (1 + 0.001 * c.B)
 
-    found = differing(claims.Laws, Shelf(make_host(), tmp_path, seeds=(0, 1), regression=blind))
+    found = differing(regression.Laws, Shelf(make_host(), tmp_path, seeds=(0, 1), regression=blind))
     assert len(found) == 2
     assert all("B" in what for what in found)
 
 
-def test_a_plateau_without_an_end_is_said_so_and_is_in_no_order(tmp_path):
+def test_a_plateau_without_an_end_is_in_words_and_in_no_order(tmp_path):
     def stuck(c, seed):
         return NEVER if (c.T, c.d, c.B) == (32, 8, 1) else regression_length(c, seed)
 
-    checks = list(claims.Laws().checks(Shelf(make_host(), tmp_path, seeds=(0, 1), regression=stuck)))
-    in_T = next(check for check in checks if check.what.startswith("plateau at d = 8"))
-    assert in_T.measured[0][-1] == "not by step 1000"
+    checks = list(regression.Laws().checks(Shelf(make_host(), tmp_path, seeds=(0, 1), regression=stuck)))
+    in_T = next(check for check in checks if check.what.startswith("plateaus at d = 8"))
+    assert in_T.measured[0][-1] == "not reached by 1000"
     assert not in_T.holds
     assert any("2 censored" in check.what for check in checks)
 
 
-def test_where_no_plateau_ends_there_is_no_law_and_s10_differs(tmp_path):
+def test_if_no_plateau_ends_there_is_no_law_and_s10_differs(tmp_path):
     lab = Shelf(make_host(), tmp_path, seeds=(0, 1), recall=lambda c, seed: (NEVER, 100.0))
-    checks = {check.what: check for check in claims.Emergence().checks(lab)}
+    checks = {check.what: check for check in recall.Emergence().checks(lab)}
     assert not checks["power law in pairs, tokens"].holds
     assert "10 more are censored" in checks["power law in pairs, tokens"].measured
 
 
 def test_copying_that_lags_behind_differs(tmp_path):
-    found = differing(claims.Circuit, Shelf(make_host(), tmp_path, seeds=(0,), late=1.3))
-    assert found == ["half rises of accuracy, copying and selecting: (last - first) / mean"]
+    found = differing(recall.Circuit, Shelf(make_host(), tmp_path, seeds=(0,), late=1.3))
+    assert found == ["steps of half of the rise of accuracy, copying and selecting: (last - first) / mean"]
 
 
 def test_a_model_that_does_not_overfit_differs(tmp_path):
@@ -175,8 +186,8 @@ def test_a_model_that_does_not_overfit_differs(tmp_path):
         _, train = recall_lengths(c, seed)
         return train, train
 
-    found = differing(claims.Repetition, Shelf(make_host(), tmp_path, seeds=(0,), recall=perfect))
-    assert found == [f"last training accuracy less test accuracy at {name}" for name in ("p = 1", "B = 4")]
+    found = differing(recall.Repetition, Shelf(make_host(), tmp_path, seeds=(0,), recall=perfect))
+    assert found == [f"last training accuracy minus test accuracy at {name}" for name in ("p = 1", "B = 4")]
 
 
 # --- plateau lengths and figures ---
@@ -207,19 +218,26 @@ def grid(lab, task, **keys):
 
 def test_figures_have_a_line_for_each_value(tmp_path):
     lab = Shelf(make_host(), tmp_path, seeds=(0,))
-    regression, recall = (partial(grid, lab, task) for task in KINDS)
-    plain = regression(T=(8, 16, 32), d=(4, 8))
-    repeated = regression(T=(16,), d=(4, 8), B=(2, 4)) + regression(T=(16,), d=(4, 8), p=(0.2,))
+    regressions, recalls = (partial(grid, lab, task) for task in KINDS)
+    plain = regressions(T=(8, 16, 32), d=(4, 8))
+    repeated = regressions(T=(16,), d=(4, 8), B=(2, 4)) + regressions(T=(16,), d=(4, 8), p=(0.2,))
     assert lines(figures.fig3(plain + repeated)) == [3, 3, 2]
     assert lines(figures.fig11(plain[:1])) == [2, 0]
-    assert lines(figures.fig13(regression(T=(8,), d=(4, 8), heads=(2, 4), layers=(1, 2)))) == [2, 2]
-    fixed = regression(T=(8, 16), d=(4, 8), position=("fixed",), feature=("true", "false"))
+    assert lines(figures.fig13(regressions(T=(8,), d=(4, 8), heads=(2, 4), layers=(1, 2)))) == [2, 2]
+    fixed = regressions(T=(8, 16), d=(4, 8), position=("fixed",), feature=("true", "false"))
     assert lines(figures.fig14(plain + fixed)) == [3, 2, 2]
-    assert lines(figures.fig15(regression(T=(8,), d=(4, 8), optimizer=("adam", "sgd")))) == [1, 1]
-    harder = recall(pairs=(3, 4), tokens=(16,)) + recall(pairs=(4,), tokens=(32,))
+    assert lines(figures.fig15(regressions(T=(8,), d=(4, 8), optimizer=("adam", "sgd")))) == [1, 1]
+    harder = recalls(pairs=(3, 4), tokens=(16,)) + recalls(pairs=(4,), tokens=(32,))
     assert lines(figures.fig4(harder, 0.5)) == [2, 2, 2]
-    assert lines(figures.fig5(recall(pairs=(4,), B=(1, 2)) + recall(pairs=(4,), p=(0, 0.5)))) == [3, 2, 3, 2]
+    assert lines(figures.fig5(recalls(pairs=(4,), B=(1, 2)) + recalls(pairs=(4,), p=(0, 0.5)))) == [3, 2, 3, 2]
     assert lines(figures.fig17(harder[0])) == [2, 8, 8]
+
+
+@pytest.mark.parametrize("ref", [ref for ref in FIGURES if ref.target], ids=lambda ref: ref.name)
+def test_a_registered_figure_is_drawn_from_the_runs_of_the_claims(ref, shelf):
+    figure = ref.load()(shelf)
+    assert f"{ref.name[3:]}" in re.findall(r"\d+", figure.get_suptitle())
+    assert all(lines(figure)) and not any(axis.texts for axis in figure.axes)  # no panel is without runs
 
 
 def test_a_plateau_without_an_end_is_an_open_triangle(tmp_path):

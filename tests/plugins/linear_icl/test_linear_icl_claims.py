@@ -3,18 +3,33 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 import stagelens as sl
+from stagelens.claims import choose_figures
 from stagelens.claims.lab import Lab
 from stagelens.claims.verifying import choose, verify_claim
 from stagelens.figures import styled
 from stagelens.host.host import make_host
-from stagelens_linear_icl import claims, figures
-from stagelens_linear_icl.claims import Path, exponent, separate
-from stagelens_linear_icl.variation_claims import accelerations, conspicuous, resting_time, slowest
+from stagelens_linear_icl import theory
+from stagelens_linear_icl.claims.measures import (
+    accelerations,
+    dwells,
+    exponent,
+    long_plateaus,
+    matching_levels,
+    plateau_time,
+    regression_error,
+    separate,
+    slowest_losses,
+    stages,
+    value_errors,
+)
+from stagelens_linear_icl.figures import main, variations
+from stagelens_linear_icl.flow import WeightPath, flow_path
 
 LEVELS = np.array([1, 0.64057971, 0.37737216, 0.2098046, 0.13599507])
 
@@ -28,30 +43,52 @@ def staircase(times, drops, width):
 @pytest.fixture(scope="module")
 def stairs():
     times = np.linspace(0, 1e4, 20_001)
-    return Path(separate(w_init=0.1), times, staircase(times, np.array([1000, 3000, 5000, 8000]), 20), None)
+    return WeightPath(separate(w_init=0.1), times, staircase(times, np.array([1000, 3000, 5000, 8000]), 20), None)
 
 
 def test_drops_and_stays_of_a_staircase(stairs):
-    np.testing.assert_allclose(stairs.levels, LEVELS, atol=1e-7)
+    np.testing.assert_allclose(stairs.problem.plateaus, LEVELS, atol=1e-7)
     np.testing.assert_allclose(stairs.drops, [1000, 3000, 5000, 8000], atol=1)
-    np.testing.assert_allclose(stairs.dwells, [1000, 2000, 2000, 3000], atol=1)
-    assert len(stairs.stages.transitions) == 4
-    np.testing.assert_allclose(slowest(stairs), LEVELS[:-1], rtol=1e-3)
-    assert 7500 < resting_time(stairs) < 8000
+    np.testing.assert_allclose(dwells(stairs), [1000, 2000, 2000, 3000], atol=1)
+    assert len(stages(stairs).transitions) == 4
+    np.testing.assert_allclose(slowest_losses(stairs), LEVELS[:-1], rtol=1e-3)
+    assert 7500 < plateau_time(stairs) < 8000
 
 
 def test_a_plateau_counts_where_the_loss_speeds_up_again(stairs):
     assert accelerations(stairs) == 4
-    decay = Path(stairs.problem, stairs.times, LEVELS[-1] + np.exp(-stairs.times / 500), None)
+    decay = WeightPath(stairs.problem, stairs.times, LEVELS[-1] + np.exp(-stairs.times / 500), None)
     assert accelerations(decay) == 0
 
 
-def test_conspicuous_plateaus_are_those_that_last(stairs):
+def doublings(log_speed):
+    """How often a curve rises by log 2 above its lowest value since it last fell by log 2: counted in one pass."""
+    count, slowing, extreme = 0, True, np.inf
+    for now in log_speed:
+        extreme = min(extreme, now) if slowing else max(extreme, now)
+        if slowing and now > extreme + np.log(2):
+            count, slowing, extreme = count + 1, False, now
+        elif not slowing and now < extreme - np.log(2):
+            slowing, extreme = True, now
+    return count
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_accelerations_are_the_doublings_of_the_speed(seed):
+    """Of losses that fall at a random speed, from fast changes (few steps in a doubling) to slow ones."""
+    log_speed = np.cumsum(np.random.default_rng(seed).normal(size=300)) * 0.05 * (1 + seed)
+    speed = np.exp(log_speed - log_speed.max()) * 1e-3 + 1e-5
+    loss = 1.0 - np.append(0.0, np.cumsum(speed))
+    path = WeightPath(separate(), np.arange(302.0), np.append(1.0, loss), None)
+    assert accelerations(path) == doublings(np.log(speed))
+
+
+def test_long_plateaus_are_those_that_last(stairs):
     """log(sqrt(HRD) / w_init) / lambda^2 is 23, 41, 92 and 369: 1.5 times it is what a stay must exceed."""
     times = np.linspace(0, 1e4, 20_001)
-    assert conspicuous(stairs) == [0, 1, 2, 3]
-    brief = Path(stairs.problem, times, staircase(times, np.array([1000, 1050, 2000, 2400]), 5), None)
-    assert conspicuous(brief) == [0, 2]
+    assert long_plateaus(stairs) == [0, 1, 2, 3]
+    brief = WeightPath(stairs.problem, times, staircase(times, np.array([1000, 1050, 2000, 2400]), 5), None)
+    assert long_plateaus(brief) == [0, 2]
 
 
 def test_an_exponent_is_the_slope_in_log_log():
@@ -67,6 +104,13 @@ def test_every_claim_is_registered_with_its_own_title():
         assert (kind.id, kind.title) == (id, ref.title) and kind.seeds >= 3 and kind.reference
 
 
+def test_every_figure_is_registered_with_a_preset_that_there_is():
+    host = make_host()
+    refs = [chosen.ref for chosen in choose_figures(host, "linear-icl")]
+    assert sorted(ref.name for ref in refs) == sorted(["fig1a", "fig1b", "fig1c", *(f"fig{n}" for n in "2345789")])
+    assert all((ref.preset or "quick") in host.task(ref.task).load().presets for ref in refs)
+
+
 def test_fixed_points_hold_through_the_engine(tmp_path):
     host = make_host()
     (chosen,) = choose(host, ["linear-icl"], ["L4"])
@@ -78,19 +122,19 @@ def test_scalar_equation_is_measured_from_the_plateau():
     """A head that starts aligned follows Eq. 7, and one at a wrong rate does not."""
     problem = separate(w_init=0.01, H=4)
     times = np.append(0.0, np.geomspace(100, 1e5, 20_000))
-    path = claims.flowing(problem, times, seed=0)
-    assert max(claims.value_errors(path)) < 0.05
-    late = Path(problem, times * 1.5, path.loss, path.weights)
-    assert min(claims.value_errors(late)) > 0.05
+    path = flow_path(problem, problem.start(0), times)
+    assert max(value_errors(path)) < 0.05
+    late = WeightPath(problem, times * 1.5, path.loss, path.weights)
+    assert min(value_errors(late)) > 0.05
 
 
 @pytest.mark.parametrize(
     ("name", "draw"),
     [
-        ("Fig. 1c", figures.keys_figure),
-        ("Fig. 2", lambda task: figures.ranks_figure(task, (1, 2), "Fig. 2")),
-        ("Fig. 4", figures.scales_figure),
-        ("Fig. 7", lambda task: figures.values_by_rank_figure(task, (2, 3))),
+        ("Fig. 1c", main.keys_figure),
+        ("Fig. 2", lambda task: variations.ranks_figure(task, (1, 2), "Fig. 2")),
+        ("Fig. 4", variations.scales_figure),
+        ("Fig. 7", lambda task: variations.values_by_rank_figure(task, (2, 3))),
     ],
 )
 def test_figures_say_which_they_are(name, draw):
@@ -121,9 +165,7 @@ def test_a_run_draws_the_figures_of_its_preset(tmp_path):
 
 
 def test_the_readme_has_a_command_for_each_figure():
-    from pathlib import Path as File
-
-    text = (File(figures.__file__).parent / "README.md").read_text(encoding="utf-8")
+    text = (Path(theory.__file__).parent / "README.md").read_text(encoding="utf-8")
     commands = dict(re.findall(r"^\| (\d[\w, ]*) \| `stagelens run (.*)` \|$", text, flags=re.M))
     assert list(commands) == ["1a, 1b, 1c", "2", "3", "4", "5", "7", "8", "9"]
     host = make_host()
@@ -133,8 +175,8 @@ def test_the_readme_has_a_command_for_each_figure():
 
 
 def test_fixed_points_that_are_all_the_same_are_noticed(tmp_path, monkeypatch):
-    every = claims.theory.fixed_point_weights
-    monkeypatch.setattr(claims.theory, "fixed_point_weights", lambda cov, _, *rest: every(cov, (0,), *rest))
+    every = theory.fixed_point_weights
+    monkeypatch.setattr(theory, "fixed_point_weights", lambda cov, _, *rest: every(cov, (0,), *rest))
     host = make_host()
     (chosen,) = choose(host, ["linear-icl"], ["L4"])
     missed = [check.what for check in verify_claim(chosen, Lab(host, tmp_path)).checks if not check.holds]
@@ -144,8 +186,8 @@ def test_fixed_points_that_are_all_the_same_are_noticed(tmp_path, monkeypatch):
 def test_what_is_not_reached_is_in_words(stairs):
     """A descent that ends on its second plateau: later levels have no plateau, and the one there is counts once."""
     part = stairs.times < 2500
-    short = Path(stairs.problem, stairs.times[part], stairs.loss[part], None)
-    found = claims._levels(short)
+    short = WeightPath(stairs.problem, stairs.times[part], stairs.loss[part], None)
+    found = matching_levels(LEVELS, stages(short))
     assert found[:2] == pytest.approx(LEVELS[:2], rel=1e-3) and found[2:] == ["not reached"] * 3
-    assert slowest(short)[1:] == ["not reached"] * 3 and accelerations(short) == 1
-    assert np.isnan(claims.regression_error(short, 2)) and np.isnan(exponent([1, 2], [1, np.nan]))
+    assert slowest_losses(short)[1:] == ["not reached"] * 3 and accelerations(short) == 1
+    assert np.isnan(regression_error(short, 2)) and np.isnan(exponent([1, 2], [1, np.nan]))

@@ -9,7 +9,8 @@ import pytest
 from stagelens.base.errors import UsageError
 from stagelens.experiments.config import make_config
 from stagelens.experiments.training import Training
-from stagelens_linear_icl.tasks import LinearFlow, RawSequences, Separate
+from stagelens_linear_icl.flow import LinearFlow
+from stagelens_linear_icl.tasks import RawSequences, Separate
 
 WRONG = {
     "spectrum=0.4,0.3,0.2,0": "positive",

@@ -19,18 +19,10 @@ from stagelens_linear_icl.data import (
     random_covariance,
     sample_sequences,
 )
-from stagelens_linear_icl.descent import (
-    descend,
-    flow,
-    initial_weights,
-    largest_rate,
-    loss_of,
-    product,
-    rates,
-    sharpness,
-    stack,
-)
-from stagelens_linear_icl.model import InContextRegressor, SeparateAttention, exact_loss
+from stagelens_linear_icl.flow import LinearFlow, descend, gradient_flow, largest_rate
+from stagelens_linear_icl.losses import exact_loss, loss_of, rates, sharpness
+from stagelens_linear_icl.model import InContextRegressor, SeparateAttention, initial_weights, product, stack
+from stagelens_linear_icl.predictions import ValueCurve
 
 LAM = np.array([0.4, 0.3, 0.2, 0.1])
 N = 31
@@ -90,7 +82,7 @@ def test_equation_12_is_the_loss_of_the_optimum_for_varying_lengths(covariance):
     inverse_length = mean_inverse_length(8, every=True)
     moments = population_moments(covariance, inverse_length)
     best = np.linalg.solve(moments.second.numpy(), moments.cross.numpy().ravel()).reshape(4, 4)
-    assert loss_of(best, moments) == pytest.approx(theory.plateau_loss(LAM, 4, inverse_length), rel=1e-9)
+    assert loss_of(best, moments) == pytest.approx(theory.plateau_losses(LAM, inverse_length)[4], rel=1e-9)
     np.testing.assert_allclose(best, theory.fixed_point(covariance, range(4), inverse_length), atol=1e-9)
 
 
@@ -103,7 +95,7 @@ def test_every_set_of_eigenvectors_is_a_fixed_point(covariance, population, rank
         assert max(np.abs(rate).max() for rate in rates(weights, population)) < 1e-14
         expected = theory.fixed_point_loss(LAM, learned, 1 / N)
         assert loss_of(product(weights), population) == pytest.approx(expected, rel=1e-12)
-        for conserved in theory.conserved(weights).values():
+        for conserved in theory.conserved(*weights).values():
             np.testing.assert_allclose(conserved, 0, atol=1e-12)
 
 
@@ -140,13 +132,13 @@ def test_equation_38_is_equation_37_from_a_small_value():
 def test_the_flow_keeps_equations_44_and_50(population):
     for rank in (1, 3):
         weights = initial_weights(3, rank, 4, 0.5, seed=1)
-        path = flow(weights, population, np.linspace(0, 200, 5), rtol=1e-11, atol=1e-13)
+        path = gradient_flow(weights, population, np.linspace(0, 200, 5), rtol=1e-11, atol=1e-13)
         assert loss_of(product(path), population)[-1] < 0.5  # something was learned
-        for name, values in theory.conserved(path).items():
-            drift = np.abs(values - theory.conserved(weights)[name]).max()
-            assert drift < 1e-6 * np.abs(theory.conserved(weights)[name]).max(), name
-    rank_one = theory.conserved_rank_one(initial_weights(3, 1, 4, 0.5, seed=1))
-    assert {name: values.shape for name, values in rank_one.items()} == {"k.k - q.q": (3,), "k.k - v^2": (3,)}
+        for name, values in theory.conserved(*path).items():
+            drift = np.abs(values - theory.conserved(*weights)[name]).max()
+            assert drift < 1e-6 * np.abs(theory.conserved(*weights)[name]).max(), name
+    shapes = {name: values.shape for name, values in theory.conserved(*initial_weights(3, 2, 4, 0.5, seed=1)).items()}
+    assert shapes == {"k.k - q.q": (3, 2), "k.k - v^2": (3,)}
 
 
 def test_rates_are_half_the_negative_gradient(covariance):
@@ -172,9 +164,9 @@ def test_descent_of_a_stack_is_descent_of_each_seed(population, rank):
 
 def test_descent_follows_the_flow_at_a_small_rate(population):
     start = initial_weights(4, 1, 4, 0.5, seed=0)
-    path = descend(stack([start]), population, 0.004, 10_000).seed(0)
-    followed = loss_of(product(flow(start, population, path.times)), population)
-    assert np.abs(path.loss - followed).max() < 4e-3
+    path = descend(stack([start]), population, 0.004, 10_000)
+    followed = loss_of(product(gradient_flow(start, population, path.times)), population)
+    assert np.abs(path.loss[:, 0] - followed).max() < 4e-3
     assert followed[-1] < 0.7
 
 
@@ -199,3 +191,14 @@ def test_the_largest_rate_parts_descent_that_settles_from_descent_that_diverges(
     bad = descend(stack([start]), population, 3 * rate, 3000, record=range(0, 3001, 10))
     assert good.loss[-1] < good.loss[0]
     assert not np.isfinite(bad.loss[-1]).all() or bad.loss[-1] > bad.loss[0]
+
+
+def test_the_curve_of_a_head_starts_at_its_value_and_settles_with_its_sign():
+    problem = LinearFlow(LinearFlow.Config())
+    for sign in (1, -1):
+        curve = ValueCurve(problem, d=1, begin=10.0, value=sign * 0.3, per_step=0.5)
+        found = curve(np.array([4.0, 20.0, 30.0, 1e4]))  # times 2 (before it begins), 10, 15 and 5000
+        settled = theory.settled_value(problem.lam, 1, problem.inverse_length)
+        np.testing.assert_allclose(found[[0, 1, 3]], sign * np.array([0.3, 0.3, settled]), rtol=1e-6)
+        elapsed = [theory.value_time(np.abs(v), problem.lam, 1, problem.inverse_length) for v in found[1:3]]
+        assert elapsed[1] - elapsed[0] == pytest.approx(5.0, rel=1e-5)  # Eq. 37

@@ -13,7 +13,8 @@ from stagelens.claims.verifying import choose, verify_claim
 from stagelens.host.host import make_host
 from stagelens.timelines.reading import Reading
 from stagelens.timelines.timeline import Timeline, pack
-from stagelens_markov import CLAIMS, claims, theorems
+from stagelens_markov import CLAIMS
+from stagelens_markov.claims import measures, trained as claims
 
 STEPS = np.arange(0, 1001, 5)
 GROUPS = ["I(1)", "I(2)", "I(3)", "rest"]
@@ -89,7 +90,7 @@ def verdicts(claim: type[Claim], timeline: Timeline, **changed: Timeline) -> lis
 
 
 def test_the_times_at_which_patterns_are_learned_are_interpolated():
-    times = claims.times_learned(history(learned=(21.0, 203.0, None)))
+    times = measures.times_learned(history(learned=(21.0, 203.0, None)))
     assert times == {"I(1)": pytest.approx(21, abs=1), "I(2)": pytest.approx(203, abs=1)}
 
 
@@ -126,7 +127,7 @@ def test_a_visit_of_one_measurement_is_no_phase():
 
     whole = history()
     assert whole.series("head_specialization/phase")[100, 0] == 2.0
-    assert claims.phase_sequence(Flickering(whole._measurements)) == list(PHASES)
+    assert measures.phase_sequence(Flickering(whole._measurements)) == list(PHASES)
 
 
 def test_initialization_scale():
@@ -148,7 +149,7 @@ def test_the_number_of_drops_follows_the_ratio_of_importance():
 
 def test_fewer_sequences_may_not_reach_more_stages():
     one, two, three = history(best=60), history(best=400), history(best=1000)
-    assert [claims.stages_at_best(timeline) for timeline in (one, two, three)] == [1, 2, 3]
+    assert [measures.stages_at_best(timeline) for timeline in (one, two, three)] == [1, 2, 3]
 
     def verdict(smallest, middle, largest):
         return verdicts(claims.DatasetSize, largest, **{"train_size=384": smallest, "train_size=1152": middle})
@@ -180,7 +181,7 @@ def test_every_claim_runs_from_training_to_verdict(tmp_path, monkeypatch):
     monkeypatch.setattr(claims.ImportanceRatio, "longer", {"quick": {}})
     monkeypatch.setattr(claims.InitializationScale, "shorter", {"quick": {}})
     monkeypatch.setattr(claims.DatasetSize, "sizes", {"quick": {8: {}, 16: {}}})
-    trained = [ref.id for ref in CLAIMS if ".claims:" in ref.target]
+    trained = [ref.id for ref in CLAIMS if ".trained:" in ref.target]
     host = make_host()
     lab = Lab(host, tmp_path)
     results = [verify_claim(chosen, lab, seeds=1) for chosen in choose(host, claims=trained)]
@@ -207,10 +208,10 @@ def test_the_bound_of_theorem_2_can_fail(power, holds):
         manifest = SimpleNamespace(events={"heads part": until})
         return SimpleNamespace(timeline=SimpleNamespace(steps=times, series=series.__getitem__), manifest=manifest)
 
-    c = theorems.largest_rate(grown(10.0))
-    assert (theorems.over_bound(grown(20.0), c) <= 1.01) is holds
+    c = measures.growth_rate(grown(10.0))
+    assert (measures.over_bound(grown(20.0), c) <= 1.01) is holds
 
 
 def test_times_that_are_missing_are_words_and_not_zero():
-    assert theorems.separations([1.0, 3.0, "not by 9"]) == [3.0, "not reached"]
-    assert np.isnan(theorems.exponent([1e-5, 1e-6], [10.0, float("nan")]))
+    assert measures.time_ratios([1.0, 3.0, "not by 9"]) == [3.0, "not reached"]
+    assert np.isnan(measures.parting_exponent([1e-5, 1e-6], [10.0, float("nan")]))

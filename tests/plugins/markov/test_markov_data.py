@@ -9,7 +9,7 @@ import pytest
 import torch
 from scipy.stats import chi2
 
-from stagelens_markov.data import Process, importance, log_probabilities, make_process, sample_sequences
+from stagelens_markov.data import MarkovProcess, importance, log_probabilities, make_process, sample_sequences
 
 INTERVALS = ((1, 2), (3,))
 
@@ -95,7 +95,7 @@ def test_lag_1_is_the_most_recent_token():
     """With one interval of lag 1 the next token depends on the last one alone; with lag 2, on the one before."""
     features = 50 * torch.eye(3)[None]
     for interval, expected in (((1,), 2), ((2,), 0)):
-        process = Process(features, (interval,))
+        process = MarkovProcess(features, (interval,))
         tokens = torch.tensor([[0, 2, 1]])[:, -process.order - 1 :]
         assert log_probabilities(process, tokens)[0, 0].argmax() == expected
 

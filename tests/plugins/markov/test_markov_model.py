@@ -10,7 +10,7 @@ from torch.nn.functional import cross_entropy, one_hot
 
 import stagelens as sl
 from stagelens_markov.config import MarkovConfig
-from stagelens_markov.model import MinimalTransformer
+from stagelens_markov.model import MinimalTransformer, pair_lookup, row_lookup
 from stagelens_markov.tasks import Minimal
 
 
@@ -70,6 +70,28 @@ def test_lookups_give_the_loss_and_the_gradients_of_one_hot_products(heads):
         found[name] = [loss.detach(), *(p.grad.clone() for p in model.parameters())]
     for ours, theirs in zip(found["lookups"], found["direct"], strict=True):
         assert torch.allclose(ours, theirs, atol=1e-6)
+
+
+def test_lookups_are_those_of_indexing_with_every_head_and_position():
+    """The plain form, which the lookups replace for speed."""
+    random = torch.Generator().manual_seed(5)
+    table = torch.randn(2, 3, 6, 6, generator=random)  # [head, query, query token, key token]
+    queries, keys = torch.randint(6, (4, 3), generator=random), torch.randint(6, (4, 5), generator=random)
+    head, query = torch.arange(2)[:, None, None], torch.arange(3)[:, None]
+    plain = table[head, query, queries[:, None, :, None], keys[:, None, None]]
+    assert torch.equal(pair_lookup(table, queries, keys), plain) and plain.shape == (4, 2, 3, 5)
+    rows = table[torch.arange(2)[:, None], torch.arange(3), queries[:, None]]
+    assert torch.equal(row_lookup(table, queries), rows) and rows.shape == (4, 2, 3, 6)
+
+
+def test_scores_are_sums_of_four_entries_of_A():
+    model = small()
+    attn, tokens = model.blocks[0].attn, torch.randint(4, (6, 5), generator=torch.Generator().manual_seed(2))
+    found = attn.scores(tokens, model.hidden)  # [batch, head, query, key]
+    for b, q, k in [(0, 0, 0), (3, 1, 3), (5, 2, 4)]:
+        query, key = [tokens[b, 2 + q], 4 + 2 + q], [tokens[b, k], 4 + k]  # token and position, T = 3 of 5 keys
+        expected = sum(attn.A[:, i, j] for i in key for j in query)
+        assert torch.allclose(found[b, :, q, k], expected, atol=1e-6)
 
 
 def test_looking_at_single_heads_changes_nothing():

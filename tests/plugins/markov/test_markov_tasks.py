@@ -11,10 +11,10 @@ import stagelens as sl
 from stagelens.base.errors import UsageError
 from stagelens.experiments.batches import eval_batch
 from stagelens.experiments.config import make_config
-from stagelens.experiments.training import Training
-from stagelens_markov.config import FullConfig, MarkovConfig
+from stagelens.experiments.training import Training, trained
+from stagelens_markov.config import MarkovConfig, MarkovFullConfig
 from stagelens_markov.data import log_probabilities
-from stagelens_markov.tasks import Full, Minimal, train
+from stagelens_markov.tasks import Full, Minimal
 
 
 def config(*settings, preset="quick"):
@@ -70,7 +70,7 @@ def test_fewer_sequences_than_a_batch_are_refused_in_one_line(tmp_path):
 
 def test_the_papers_transformer_has_the_papers_sizes():
     """Tables 2, 3 and 4."""
-    c = make_config(FullConfig, Full.presets, "paper", [])
+    c = make_config(MarkovFullConfig, Full.presets, "paper", [])
     assert (c.d_model, c.d_mlp, c.dropout, c.n_heads, c.order) == (255, 64, 0.1, 3, 12)
     assert (c.steps, c.batch_size, c.train_size, c.lr, c.weight_decay, c.patience) == (
         2000,
@@ -87,7 +87,7 @@ def test_the_papers_transformer_has_the_papers_sizes():
 
 def full(*settings, seed=0):
     words = ["d=6", "T=5", "d_model=12", "d_mlp=8", "batch_size=16", "eval_size=8", "steps=3", *settings]
-    return Full(make_config(FullConfig, Full.presets, "quick", words), seed)
+    return Full(make_config(MarkovFullConfig, Full.presets, "quick", words), seed)
 
 
 @pytest.mark.parametrize("restricted", ["context=2", "window=2"])
@@ -134,7 +134,7 @@ def test_restricted_models_are_references_trained_on_the_same_data():
     found = references["c=2"](batch)
     assert torch.equal(state, torch.get_rng_state())
     alone = Minimal(config("d=6", "T=5", "steps=20", "batch_size=32", "context=2"))
-    expected = alone.logits(train(alone, "cpu")(alone.inputs(batch))).log_softmax(-1)
+    expected = alone.logits(trained(alone)(alone.inputs(batch))).log_softmax(-1)
     assert torch.allclose(found, expected) and not found.requires_grad
     assert torch.equal(found, references["c=2"](batch))
     windows = Minimal(config("d=6", "T=5", "steps=2", "batch_size=32", "compare=windows")).references()

@@ -10,19 +10,19 @@ from stagelens.claims.lab import Lab
 from stagelens.claims.verifying import choose, verify_claim
 from stagelens.host.host import make_host
 from stagelens.timelines.timeline import Timeline, pack
-from stagelens_recall import claims
+from stagelens_recall.claims import measures
 
 HEADS = {"recall_head": [1, 2, 3]}
+LEARNED = {1: 200, 2: 100, 3: 300}  # the step at which each head of `staircase` learns
 
 
 def staircase() -> Timeline:
     """Three heads learn at steps 100, 200 and 300, in the order 2, 1, 3; each turns to its own token."""
     steps = np.arange(0, 401, 4)
-    learned = {1: 200, 2: 100, 3: 300}
     rng = np.random.default_rng(0)
     measurements = []
     for step in steps:
-        on = [step >= learned[h] for h in (1, 2, 3)]
+        on = [step >= LEARNED[h] for h in (1, 2, 3)]
         loss = [0.71875, 0.625, 0.375, 0.0][sum(on)] + 1e-4 * rng.normal()
         mass = np.where(np.eye(3, 5), 0.25 + 0.7 * np.array(on)[:, None], 0.1)
         mass = np.stack([mass, np.full((3, 5), np.nan)])  # [layer, head, group]
@@ -38,15 +38,16 @@ def staircase() -> Timeline:
 
 def test_the_order_of_learning_is_read_off_the_betas():
     timeline = staircase()
-    assert claims.order_of_learning(timeline) == [2, 1, 3]
-    assert claims.learned_at(timeline) == {1: 200, 2: 100, 3: 300}
+    assert measures.order_of_learning(timeline) == [2, 1, 3]
+    part = (1.0 - 0.05) / (4.0 - 0.05)  # of the way from 0.05 to 4 between two measurements, beta passes 1
+    assert measures.learned_at(timeline) == pytest.approx({h: t - 4 + 4 * part for h, t in LEARNED.items()})
 
 
 def test_plateaus_are_read_between_the_drops():
     timeline = staircase()
-    assert claims.levels(timeline) == pytest.approx([0.71875, 0.625, 0.375, 0], abs=1e-3)
-    assert claims.active_heads(timeline) == [[], [2], [1, 2], [1, 2, 3]]
-    assert claims.own_attention(timeline)[1] == pytest.approx([0.25, 0.95, 0.25])
+    assert measures.levels(timeline) == pytest.approx([0.71875, 0.625, 0.375, 0], abs=1e-3)
+    assert measures.active_heads(timeline) == ["none", "2", "1,2", "1,2,3"]
+    assert measures.own_attention(timeline)[1] == pytest.approx([0.25, 0.95, 0.25])
 
 
 def test_a_head_that_falls_back_has_not_learned():
@@ -57,7 +58,7 @@ def test_a_head_that_falls_back_has_not_learned():
         pack(int(step), [Reading("recall_circuit/beta", row, ("recall_head",), HEADS)])
         for step, row in zip(timeline.steps, betas, strict=True)
     ]
-    assert claims.order_of_learning(Timeline(measurements)) == [2, 1]
+    assert measures.order_of_learning(Timeline(measurements)) == [2, 1]
 
 
 def test_partial_predictors_are_named_in_the_order_in_which_they_are_passed():
@@ -67,7 +68,7 @@ def test_partial_predictors_are_named_in_the_order_in_which_they_are_passed():
         pack(step, [Reading("kl_to_references/kl", 1.0 - np.eye(3)[place], ("reference",), names)])
         for step, place in enumerate(nearest)
     ]
-    assert claims.matched_sets(Timeline(measurements)) == ["nothing", "token 1"]
+    assert measures.matched_sets(Timeline(measurements)) == ["nothing", "token 1"]
 
 
 @pytest.fixture(scope="module")

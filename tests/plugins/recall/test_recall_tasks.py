@@ -13,17 +13,18 @@ from stagelens.experiments.training import Training
 from stagelens.host.host import make_host
 from stagelens.testing import check_task_device
 from stagelens_recall import theory
-from stagelens_recall.flow import GradientFlow, RecallFlowConfig
-from stagelens_recall.learning import learning_order
-from stagelens_recall.sequences import Original, OriginalConfig, Standard, TransformerConfig
-from stagelens_recall.tasks import Simplified, SimplifiedConfig
+from stagelens_recall.config import OriginalConfig, RecallFlowConfig, RecallTransformerConfig, SimplifiedConfig
+from stagelens_recall.flow import RecallFlow
+from stagelens_recall.predictions import learning_order
+from stagelens_recall.tasks.sequences import Original, Standard
+from stagelens_recall.tasks.simplified import Simplified
 
 
 def small(kind):
     config = {
         Simplified: SimplifiedConfig(),
         Original: OriginalConfig(order=2, batch_size=4, eval_size=8),
-        Standard: TransformerConfig(order=2, batch_size=4, eval_size=8, d_model=8),
+        Standard: RecallTransformerConfig(order=2, batch_size=4, eval_size=8, d_model=8),
     }[kind]
     return kind(config)
 
@@ -142,12 +143,21 @@ def test_the_sum_of_scores_is_conserved_in_descent_too(quick):
     timeline = quick.timeline
     names = timeline.column("conserved/value").coordinate("quantity")
     values = dict(zip(names, timeline.series("conserved/value").T, strict=True))
-    assert all(np.ptp(values[f"sum of w[{h}]"]) < 1e-4 for h in range(3))  # single precision
+    assert all(np.ptp(values[f"sum of w[{h}]"]) < 1e-4 for h in range(3))  # float32
 
 
-def test_figures_are_drawn(quick):
-    figures = quick.experiment.figures(quick)
-    assert len(figures["staged_learning"].axes) + len(figures["staged_learning"].subfigs) > 0
+def test_the_figure_shows_the_loss_the_plateaus_the_betas_and_the_attention(quick):
+    timeline = quick.timeline
+    (figure,) = quick.experiment.figures(quick).values()
+    loss, beta, *maps = figure.axes
+    assert np.array_equal(loss.lines[0].get_ydata(), timeline.scalar("loss")[1])
+    assert [line.get_ydata()[0] for line in loss.lines[1:]] == [0.71875, 0.625, 0.375, 0]
+    drawn = np.array([line.get_ydata() for line in beta.lines])  # [head, step]
+    assert np.array_equal(drawn.T, timeline.series("recall_circuit/beta"))
+    masses = timeline.series("head_specialization/mass")[:, 0, :, :4]  # [step, head, token]
+    one_hot = [(axis.images[0].get_array() > 0.6).sum() for axis in maps]  # learned heads on each map
+    assert one_hot == [0, 1, 2, 3, 3]
+    assert np.array_equal(maps[-1].images[0].get_array(), masses[-1])
 
 
 def advance(settings, steps):
@@ -164,7 +174,8 @@ def test_the_drift_of_theorem_31s_quantity_in_descent_shrinks_with_the_rate():
         training = advance({"betas": (0.5, 0.0, 0.0), "lr": lr, "momentum": 0.0}, steps)
         model = training.model
         assert model.beta[0] > 2
-        drifts.append(abs(model.conserved()[0].item() + 0.5**2 / 4))
+        conserved = training.task.conserved(model)["f(alpha) - beta^2/4"]
+        drifts.append(abs(conserved[0].item() + 0.5**2 / 4))
     assert drifts[1] < 0.02 and drifts[1] < drifts[0] / 3
 
 
@@ -185,7 +196,7 @@ def test_heads_with_equal_betas_learn_together():
 
 def test_a_head_that_starts_looking_away_by_more_than_its_beta_never_learns():
     """Where f(alpha) > beta^2/4 and alpha < 0, the conservation law lets beta reach 0 before alpha turns."""
-    flow = GradientFlow(RecallFlowConfig(betas=(0.1, 0.0, 0.0)))
+    flow = RecallFlow(RecallFlowConfig(betas=(0.1, 0.0, 0.0)))
     ends = []
     for alpha in (-0.07, -0.09):  # beta sqrt(k/(2(k-1))) = 0.082 is the limit
         w = np.zeros((3, 4))
@@ -216,7 +227,7 @@ def test_the_full_flow_follows_the_two_equations_from_i1():
     from stagelens.timelines.timeline import Timeline
 
     full, pair = (
-        Timeline(integrate(GradientFlow(RecallFlowConfig(**settings, system=system))).measurements)
+        Timeline(integrate(RecallFlow(RecallFlowConfig(**settings, system=system))).measurements)
         for system in ("full", "first-jump")
     )
     for name in ("alpha", "beta", "loss"):
@@ -226,7 +237,7 @@ def test_the_full_flow_follows_the_two_equations_from_i1():
 
 
 def test_a_flow_knows_the_jump_that_is_ahead():
-    flow = GradientFlow(RecallFlowConfig(betas=(0.1, 0.05, 0.0), learned=1))
+    flow = RecallFlow(RecallFlowConfig(betas=(0.1, 0.05, 0.0), learned=1))
     assert flow.stage_names() == ["token 2 matched"]
     assert [p.expected for p in flow.predictions()] == [0.625, 0.375]
     start = flow.initial()

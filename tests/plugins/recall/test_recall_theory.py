@@ -26,10 +26,6 @@ def parameters(model: SimplifiedTransformer) -> tuple[np.ndarray, np.ndarray]:
     return model.w.detach().numpy(), model.beta.detach().numpy()
 
 
-def asked_in(queries: torch.Tensor) -> torch.Tensor:
-    return data.matching(queries, tuple(range(1, queries.shape[1] + 1)))
-
-
 # --- data ---
 
 
@@ -46,15 +42,17 @@ def test_a_sequence_holds_every_permutation_once_and_ends_with_the_answer():
     assert set(maps.flatten().tolist()) == {3, 4, 5, 6, 7}
 
 
-def test_a_sequence_as_text_is_the_picture_of_the_documentation():
-    assert data.as_text(torch.tensor([0, 1, 2, 1, 0, 3, 1, 0, 3]), 2) == "01A 10B | 10? B"
+def test_the_example_of_the_documentation_is_a_sequence():
+    """01A 10B | 10? B"""
+    sequences = data.sample_sequences(2, 2, 100, torch.Generator().manual_seed(0)).tolist()
+    assert "01A 10B | 10? B" in (data.__doc__ or "") and [0, 1, 2, 1, 0, 3, 1, 0, 3] in sequences
 
 
 def test_maps_and_queries_are_uniform():
     sequences = data.sample_sequences(3, 4, 6000, torch.Generator().manual_seed(0))
     share = one_hot(data.maps_of(sequences, 3) - 3, 4).double().mean((0, 1))
     assert torch.allclose(share, torch.full((4,), 0.25, dtype=torch.double), atol=0.01)
-    place = asked_in(data.queries_of(sequences, 3)).double().mean(0)
+    place = data.asked_in(data.queries_of(sequences, 3)).double().mean(0)
     assert torch.allclose(place, torch.full((6,), 1 / 6, dtype=torch.double), atol=0.02)
 
 
@@ -74,7 +72,7 @@ def test_one_query_stands_for_all_pairs_of_permutations(order, heads):
     model = random_model(order, heads)
     queries = data.all_permutations(order)
     log_s = model(queries)
-    each = [losses.mean_dot_product(log_s[[i]], asked_in(queries[[i]]), 4).item() for i in range(len(queries))]
+    each = [losses.mean_dot_product(log_s[[i]], data.asked_in(queries[[i]]), 4).item() for i in range(len(queries))]
     assert np.ptp(each) < 1e-14
     assert each[0] == pytest.approx(theory.population_loss(*parameters(model), 4), abs=1e-14)
 
@@ -86,7 +84,7 @@ def test_the_exact_losses_equal_the_mean_over_every_map(order, responses):
     s = model(data.all_permutations(order)[:1]).exp()[0].detach().numpy()
     probability = [s[np.array(f) == f[0]].sum() for f in product(range(responses), repeat=len(s))]
     query = data.all_permutations(order)[:1]
-    asked, log_s = asked_in(query), model(query)
+    asked, log_s = data.asked_in(query), model(query)
     assert losses.mean_dot_product(log_s, asked, responses).item() == pytest.approx(1 - np.mean(probability), abs=1e-13)
     expected = -np.mean(np.log(probability))
     assert losses.mean_cross_entropy(log_s, asked, responses).item() == pytest.approx(expected, abs=1e-9)
@@ -100,9 +98,9 @@ def test_the_sampled_loss_is_within_three_standard_errors_of_the_exact_one(kind)
     each = 1 - probability if kind == "dot-product" else -probability.log()
     query = data.all_permutations(4)[:1]
     mean = losses.mean_dot_product if kind == "dot-product" else losses.mean_cross_entropy
-    exact = mean(model(query), asked_in(query), 4).item()
+    exact = mean(model(query), data.asked_in(query), 4).item()
     assert abs(each.mean().item() - exact) < 3 * each.std().item() / len(each) ** 0.5
-    assert losses.loss_of(probability, kind).item() == pytest.approx(each.mean().item())
+    assert losses.answer_loss(probability.log(), kind).item() == pytest.approx(each.mean().item())
 
 
 def test_the_simplified_model_is_a_windowed_two_layer_attention_over_the_sequence():
@@ -141,7 +139,7 @@ def test_the_plateaus_of_order_four():
 def test_the_plateaus_are_the_losses_of_the_partial_predictors(matched):
     query = data.all_permutations(4)[:1]
     log_s = data.recall_reference(query, tuple(range(1, matched + 1))).double()
-    asked = asked_in(query)
+    asked = data.asked_in(query)
     expected = theory.plateau_loss(4, 4, matched)
     assert losses.mean_dot_product(log_s, asked, 4).item() == pytest.approx(expected, abs=1e-7)
     expected = theory.plateau_cross_entropy(4, 4, matched)
@@ -157,7 +155,7 @@ def test_the_cross_entropy_of_the_first_plateau_approaches_log_r_as_permutations
 def test_the_population_gradient_is_autograds(order, responses, seed):
     model = random_model(order, max(1, order - 1), seed)
     query = data.all_permutations(order)[:1]
-    losses.mean_dot_product(model(query), asked_in(query), responses).backward()
+    losses.mean_dot_product(model(query), data.asked_in(query), responses).backward()
     d_w, d_beta = theory.population_gradient(*parameters(model), responses)
     assert np.allclose(d_w, model.w.grad.numpy(), atol=1e-14)
     assert np.allclose(d_beta, model.beta.grad.numpy(), atol=1e-14)
@@ -234,8 +232,8 @@ def test_alpha_on_the_first_plateau_follows_the_tangent():
     assert solved.y[0, -1] == pytest.approx(theory.small_alpha(end, epsilon, 4, 4), rel=0.02)
 
 
-def test_the_models_conserved_quantity_is_the_theorys():
+def test_the_conserved_quantity_is_the_same_for_tensors_and_arrays():
     model = random_model(4, 3)
     w, beta = parameters(model)
-    expected = theory.conserved(theory.head_start(w), beta, 4)
-    assert np.allclose(model.conserved().detach().numpy(), expected, atol=1e-12)
+    found = theory.conserved(theory.alpha_of(model.w), model.beta, 4, xp=torch)
+    assert np.allclose(found.detach().numpy(), theory.conserved(theory.alpha_of(w), beta, 4), atol=1e-12)

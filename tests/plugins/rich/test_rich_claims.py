@@ -8,25 +8,25 @@ import pytest
 from stagelens.claims.lab import Lab
 from stagelens.claims.verifying import choose, verify_claim
 from stagelens.host.host import make_host
-from stagelens_rich import claims
+from stagelens_rich.claims import measures
 
 
 def test_growth_is_read_between_the_start_and_half_of_w_star():
     t = np.linspace(0, 100, 201)
     w = np.minimum(0.01 * np.exp(0.05 * t), 0.5)
-    w[t < 10] = 0.01  # before the plateau: not looked at
-    slope, r2 = claims.growth(t, w, 10.0, 0.5)
-    assert slope == pytest.approx(0.05, rel=1e-6) and r2 > 1 - 1e-9
+    w[t < 10] = 0.01  # before the plateau: not in the fit
+    line = measures.growth(t, w, 10.0, 0.5)
+    assert line.slope == pytest.approx(0.05, rel=1e-6) and line.r2 > 1 - 1e-9
 
 
 def test_a_grid_changes_one_key_at_a_time():
-    points = claims.grid({"a": 1, "b": 2}, a=(1, 5), b=(7,))
+    points = measures.grid({"a": 1, "b": 2}, a=(1, 5), b=(7,))
     assert points == [{"a": 1, "b": 2}, {"a": 5, "b": 2}, {"a": 1, "b": 7}]
 
 
 def test_the_columns_are_theorem_4s_variables():
     point = {"L": 40, "sigma_init": np.exp(-3), "alpha_star": 2.0, "w_star": 0.3}
-    assert claims.theorem_columns([point]) == {
+    assert measures.theorem_columns([point]) == {
         "L": [40],
         "log(1/sigma)": [pytest.approx(3)],
         "1+alpha*": [3.0],

@@ -9,7 +9,7 @@ import pytest
 from stagelens.base.errors import UsageError
 from stagelens.experiments.config import make_config
 from stagelens_rich.flow import RichFlow
-from stagelens_rich.tasks import HighDim, Toy
+from stagelens_rich.tasks.toy import HighDim, RichToy
 
 SHARED = {
     "w_star=0.7": "needs 4 w*^4 < 1; give 0 < w_star < 0.7",
@@ -24,7 +24,7 @@ SHARED = {
 }
 
 
-@pytest.mark.parametrize("kind", [Toy, RichFlow, HighDim])
+@pytest.mark.parametrize("kind", [RichToy, RichFlow, HighDim])
 @pytest.mark.parametrize("setting", SHARED)
 def test_a_problem_outside_of_the_theory_says_where_its_edge_is(kind, setting):
     with pytest.raises(UsageError, match=re.escape(SHARED[setting])) as raised:
@@ -35,11 +35,11 @@ def test_a_problem_outside_of_the_theory_says_where_its_edge_is(kind, setting):
 @pytest.mark.parametrize(
     ("kind", "setting", "says"),
     [
-        (Toy, "first_steps=-1", "at least 0"),
-        (Toy, "first_lr=0", "above 0"),
-        (Toy, "steps=300", "leave none for the second layer; give steps > 500, or first_steps=0"),
-        (Toy, "tokens=words", "'gaussian' or 'boolean'"),
-        (Toy, "lr=0", "above 0"),
+        (RichToy, "first_steps=-1", "greater than or equal to 0"),
+        (RichToy, "first_lr=0", "greater than 0"),
+        (RichToy, "steps=300", "leave none for the second layer; give steps > 500, or first_steps=0"),
+        (RichToy, "tokens=words", "'gaussian' or 'boolean'"),
+        (RichToy, "lr=0", "above 0"),
         (RichFlow, "time=0", "above 0"),
         (RichFlow, "system=six", "'four', 'five' or 'first-layer'"),
         (RichFlow, "imbalance=-1", "greater than -1"),

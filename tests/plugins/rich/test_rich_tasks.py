@@ -12,9 +12,10 @@ from stagelens import load, run
 from stagelens.base.seeds import generator
 from stagelens.experiments.training import Training
 from stagelens.testing import check_task_device
-from stagelens_rich.data import induction_head, mixed_target, sample_tokens
+from stagelens_rich.config import HighDimConfig, RichToyConfig
+from stagelens_rich.data.toy import induction_head, mixed_target, sample_tokens
 from stagelens_rich.model import MixedTransformer
-from stagelens_rich.tasks import HighDim, HighDimConfig, LayerwiseSchedule, Toy, ToyTaskConfig
+from stagelens_rich.tasks.toy import HighDim, LayerwiseSchedule, RichToy
 
 SMALL = {"L": 8, "batch_size": 16, "eval_size": 32}
 
@@ -49,7 +50,7 @@ def test_the_model_is_equations_5_and_6():
 
 
 def test_patterns_are_attention_over_the_tokens_that_eq_5_and_6_sum_over():
-    task = Toy(ToyTaskConfig(**SMALL))
+    task = RichToy(RichToyConfig(**SMALL))
     model = task.build_model()
     _, cache = model.run_with_cache(task.sample(3, generator(0)))
     first, second = (cache[f"blocks.{layer}.attn.hook_pattern"] for layer in (0, 1))
@@ -60,8 +61,8 @@ def test_patterns_are_attention_over_the_tokens_that_eq_5_and_6_sum_over():
 
 
 def test_a_learned_model_has_no_loss():
-    config = ToyTaskConfig(**SMALL, first_steps=0)
-    task = Toy(config)
+    config = RichToyConfig(**SMALL, first_steps=0)
+    task = RichToy(config)
     model = task.build_model()
     with torch.no_grad():
         for name, value in (("p", 40.0), ("w_V1", 0.5), ("w_V2", 0.5), ("W_Q", 0.49), ("W_K", 0.49)):
@@ -85,8 +86,8 @@ def test_boolean_tokens_are_signs_in_equal_numbers():
 @pytest.mark.parametrize(
     "task",
     [
-        Toy(ToyTaskConfig(**SMALL)),
-        Toy(ToyTaskConfig(**SMALL, tokens="boolean")),
+        RichToy(RichToyConfig(**SMALL)),
+        RichToy(RichToyConfig(**SMALL, tokens="boolean")),
         HighDim(HighDimConfig(**SMALL, D=3)),
         HighDim(HighDimConfig(**SMALL, D=3, exact=False, optimizer="gd")),
     ],
@@ -97,7 +98,7 @@ def test_it_runs_on_any_device(task):
 
 
 def test_each_stage_trains_its_own_layer():
-    training = Training(Toy(ToyTaskConfig(**SMALL, steps=4, first_steps=2, first_lr=10.0)))
+    training = Training(RichToy(RichToyConfig(**SMALL, steps=4, first_steps=2, first_lr=10.0)))
     states = [{name: p.detach().clone() for name, p in training.model.named_parameters()}]
     for step in range(4):
         training.advance(step)

@@ -19,9 +19,10 @@ from stagelens.host.host import make_host
 from stagelens.models import build_transformer
 from stagelens.testing import check_task_device
 from stagelens.timelines.timeline import Timeline, pack
-from stagelens_rich import text_claims
-from stagelens_rich.text import Text, TextConfig
-from stagelens_rich.text_probes import half_time
+from stagelens_rich.claims.measures import half_time, half_times
+from stagelens_rich.claims.text import PositionsFirst
+from stagelens_rich.config import TextConfig
+from stagelens_rich.tasks.text import Text
 
 SMALL = {"L": 8, "D": 8, "W": 16, "batch_size": 8, "eval_size": 16, "steps": 40}
 
@@ -191,7 +192,7 @@ def risen(p_at, kq_at):
 
 def checks_of(run):
     lab = SimpleNamespace(each_seed=lambda *_, **__: dict.fromkeys(range(3), run))
-    return list(text_claims.PositionsFirst().checks(lab))
+    return list(PositionsFirst().checks(lab))
 
 
 def test_the_claim_holds_where_positions_rise_first_and_differs_where_they_do_not():
@@ -230,5 +231,5 @@ def test_the_claim_runs_on_the_papers_preset(rhyme, tmp_path):
     result = verify_claim(claim, lab)
     assert result.verdict in ("holds", "differs"), result.error
     runs = lab.each_seed("rich/text", probes=("position_norms",))
-    assert result.checks[0].measured == [text_claims.half_times(run.timeline) for run in runs.values()]
+    assert result.checks[0].measured == [half_times(run.timeline) for run in runs.values()]
     assert {run.manifest.preset for run in runs.values()} == {"paper"}

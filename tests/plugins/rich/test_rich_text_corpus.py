@@ -11,9 +11,9 @@ import pytest
 import torch
 
 from stagelens.base.errors import EnvironmentFault, UsageError
-from stagelens_rich import corpus
-from stagelens_rich.corpus import load_corpus
-from stagelens_rich.ngrams import ngram_losses
+from stagelens_rich.data import corpus
+from stagelens_rich.data.corpus import load_corpus
+from stagelens_rich.data.ngrams import ngram_losses
 
 SENTENCE = "the cat sat on the mat, and the dog sat too.\n"
 

@@ -16,7 +16,7 @@ from .errors import (
 from .files import safe_name as safe_name, write_text as write_text, writing as writing
 from .memory import free_memory as free_memory, within_memory as within_memory
 from .naming import content_name as content_name, digest as digest
-from .plain import json_text as json_text
+from .plain import json_text as json_text, plain as plain
 from .problems import noting as noting, place_in as place_in
 from .processes import (
     cores as cores,

@@ -30,6 +30,7 @@ def writing(path: Path) -> Iterator[Path]:
 
 
 def write_text(path: Path, text: str) -> None:
+    """Writes a text file completely or not at all."""
     with writing(path) as aside:
         aside.write_text(text, encoding="utf-8")
 

@@ -1,14 +1,15 @@
-"""Modules of stagelens 0.1 that moved into rooms: their old paths still import, with a DeprecationWarning."""
+"""Names of stagelens 0.1 that moved or changed: the old ones still work, with a DeprecationWarning."""
 
 from __future__ import annotations
 
 import importlib
 import sys
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
 from types import ModuleType
+from typing import Any
 
 # Old path -> new path, of the modules that the documentation of 0.1 showed to plugin authors.
 MOVED = {
@@ -17,6 +18,12 @@ MOVED = {
     "stagelens.lab": "stagelens.claims",
     "stagelens.verifying": "stagelens.claims",
     "stagelens.seeds": "stagelens.base",
+}
+# Old name -> new name in the same module.
+RENAMED = {
+    "stagelens.Phase": "TrainingPhase",
+    "stagelens.experiments.Phase": "TrainingPhase",
+    "stagelens.recording.Scene": "ProbeContext",
 }
 
 
@@ -43,6 +50,21 @@ class OldPaths(MetaPathFinder, Loader):
 
     def exec_module(self, module: ModuleType) -> None:
         """There is nothing to execute."""
+
+
+def with_old_names(module: str, find: Callable[[str], Any]) -> Callable[[str], Any]:
+    """Returns a module's `__getattr__`, which gives public names through `find` and old names with a warning."""
+
+    def __getattr__(name: str) -> Any:
+        if new := RENAMED.get(f"{module}.{name}"):
+            warnings.warn(
+                f"{module}.{name} is now {new}; the old name is removed in stagelens 0.3",
+                DeprecationWarning,
+                stacklevel=2,
+            )
+        return find(new or name)
+
+    return __getattr__
 
 
 def install() -> None:

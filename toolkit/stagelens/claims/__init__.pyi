@@ -14,9 +14,11 @@ from .claim import (
     equal as equal,
     in_every_seed as in_every_seed,
     ordered as ordered,
+    per_seed as per_seed,
     reached as reached,
     reported as reported,
 )
+from .figures import ChosenFigure as ChosenFigure, choose_figures as choose_figures, draw_figure as draw_figure
 from .lab import Lab as Lab, Watch as Watch, cache_folder as cache_folder
 from .verifying import (
     Chosen as Chosen,

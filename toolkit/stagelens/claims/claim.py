@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from stagelens.base import StagelensError
+from stagelens.base import StagelensError, plain
 
 if TYPE_CHECKING:
     from stagelens.claims.lab import Lab
@@ -50,7 +50,7 @@ class Check:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "measured", _there(self.what, self.measured))
-        object.__setattr__(self, "expected", _plain(self.expected))
+        object.__setattr__(self, "expected", _python(self.expected))
         object.__setattr__(self, "holds", bool(self.holds))
 
     @property
@@ -70,7 +70,7 @@ def close(
     what: str, measured: Value, expected: Value, tolerance: float, reference: str, *, relative: bool = True
 ) -> Check:
     """|measured - expected| <= tolerance |expected|, or with `relative=False` <= tolerance; lists item by item."""
-    pairs = _pairs(what, _there(what, measured), _plain(expected))
+    pairs = _pairs(what, _there(what, measured), _python(expected))
     near = [
         _is_number(m) and _is_number(e) and abs(m - e) <= tolerance * (abs(e) if relative else 1.0) for m, e in pairs
     ]
@@ -79,7 +79,7 @@ def close(
 
 def equal(what: str, measured: Value, expected: Value, reference: str) -> Check:
     """measured = expected, exactly: for counts, names and sequences of them."""
-    return Check(what, measured, expected, "exact", reference, _plain(measured) == _plain(expected))
+    return Check(what, measured, expected, "exact", reference, _python(measured) == _python(expected))
 
 
 def ordered(what: str, numbers: Sequence[float | str], reference: str) -> Check:
@@ -108,16 +108,57 @@ def reported(what: str, measured: Value, reference: str) -> Check:
     return Check(what, measured, REPORTED, "none", reference, True)
 
 
-def reached(value: Value, words: str = NOT_REACHED) -> Value:
-    """`value` as a check takes it: nan, infinity, None and an empty list become `words`; lists item by item.
+def reached(value: Value, words: str = NOT_REACHED, *, by: float | None = None) -> Value:
+    """Returns `value` as a check takes it: nan, infinity, None and an empty list become words; lists item by item.
 
-    For measurements of something that may not happen within a run. Words fail every numeric check, so the claim
-    differs; without them it would be in error.
+        >>> reached([120.0, None], by=900)
+        [120.0, 'not reached by 900']
+
+    For measurements of something that may not happen within a run, which ends at the step or time `by`. Words fail
+    every numeric check, so the claim differs; without them it would be in error.
     """
-    value = _plain(value)
+    value = _python(value)
     if isinstance(value, list) and value:
-        return [reached(item, words) for item in value]
-    return words if _lacking(value) else value
+        return [reached(item, words, by=by) for item in value]
+    if not _lacking(value):
+        return value
+    return words if by is None else f"{words} by {by:g}"
+
+
+def per_seed(
+    check: Callable[..., Check],
+    what: str,
+    by_seed: Mapping[int, Any],
+    *arguments: Any,
+    of: Callable[[Any], Value] | None = None,
+    **options: Any,
+) -> Check:
+    """Returns one check over several seeds: it holds if `check` holds for the value of every seed.
+
+        runs = lab.each_seed("mine/task")
+        yield per_seed(equal, "drops of the loss", runs, 3, "Fig. 1", of=drops)
+
+    which compares `drops(run)` with 3 for the run of each seed.
+
+    Args:
+        check: `close`, `equal`, `ordered`, `at_most`, `at_least` or `reported`.
+        what: what is measured, the first argument of `check`.
+        by_seed: the measured value of each seed; with `of`, what `of` computes it from, such as a run or a timeline.
+        arguments: the further arguments of `check`. A mapping among them has a value for each seed, such as an
+            expected value that depends on the seed.
+        of: function from an item of `by_seed` to the measured value.
+        options: the keyword arguments of `check`.
+    """
+
+    def of_seed(seed: int, argument: Any) -> Any:
+        return argument[seed] if isinstance(argument, Mapping) else argument
+
+    return in_every_seed(
+        {
+            seed: check(what, value if of is None else of(value), *(of_seed(seed, a) for a in arguments), **options)
+            for seed, value in by_seed.items()
+        }
+    )
 
 
 def in_every_seed(checks: Mapping[int, Check]) -> Check:
@@ -142,8 +183,8 @@ class Claim(ABC):
             id, title, reference = "X1", "the loss falls in three drops", "Fig. 1"
 
             def checks(self, lab):
-                runs = {seed: lab.run("mine/task", {"steps": 500}, seed) for seed in lab.seeds}
-                yield in_every_seed({s: equal("drops", drops(run), 3, "Fig. 1") for s, run in runs.items()})
+                runs = lab.each_seed("mine/task", {"steps": 500})
+                yield per_seed(equal, "drops", runs, 3, "Fig. 1", of=drops)
 
     It holds where all of its checks do. `budget` is the least that it needs: a `paper` claim is not run on `quick`.
     """
@@ -186,7 +227,7 @@ class Result:
 
 def _there(what: str, value: Value) -> Value:
     """`value` in plain Python, or an error where it is not a measurement."""
-    value = _plain(value)
+    value = _python(value)
     if lacking := _lacking(value):
         raise NoMeasurement(f"{what}: a claim cannot hold without a measurement, and this one is {lacking}")
     return value
@@ -208,13 +249,9 @@ def _is_number(value: Value) -> bool:
     return isinstance(value, int | float)
 
 
-def _plain(value: Value) -> Value:
-    """`value` as JSON knows it: numpy's numbers and arrays become Python's."""
-    if hasattr(value, "tolist"):
-        value = value.tolist()
-    if isinstance(value, Sequence) and not isinstance(value, str):
-        return [_plain(item) for item in value]
-    return value
+def _python(value: Value) -> Value:
+    """Returns `value` without numpy's types; nan stays, because it is an error."""
+    return plain(value, keep_nan=True)
 
 
 def _lacking(value: Value) -> str:

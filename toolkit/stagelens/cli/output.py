@@ -1,10 +1,8 @@
-"""What goes where: one JSON document or a table on stdout, everything else on stderr."""
+"""What commands print: one JSON document or text on stdout, everything else on stderr."""
 
 from __future__ import annotations
 
 import atexit
-import json
-import math
 import os
 import sys
 from collections.abc import Iterable, Iterator, Sequence
@@ -13,43 +11,46 @@ from typing import Any, TextIO
 
 import typer
 
-MOST = 2000  # characters of an error: the known names are among them
-WIDEST = 1_000_000  # characters of a table's line where no terminal has to show it
+from stagelens.base import json_text
+
+INTERRUPTED = 130  # the exit code after Ctrl-C
+MOST = 2000  # characters of an error, which may list the known names
+WIDEST = 1_000_000  # characters of a table's line in a pipe or file
 
 _answers: TextIO | None = None  # where the answer goes while a command runs
 
 
 @contextmanager
 def answering() -> Iterator[None]:
-    """Reserves stdout for the command's own answer: everything else that is written there goes to stderr.
+    """Reserves stdout for the command's own answer: everything else that is written to it goes to stderr.
 
-    The file descriptor is redirected, so this also holds for C libraries and for child processes.
+    The file descriptor is redirected, so this includes C libraries and child processes.
     """
     global _answers
     stdout = sys.stdout
-    if stdout is None:  # the shell closed it: nobody reads the answer
+    if stdout is None:  # the shell closed it
         yield
         return
     stdout.flush()
-    kept = os.dup(1)
+    original = os.dup(1)
     try:
-        stream = _answers = _writing_to(kept, stdout)
+        stream = _answers = _writing_to(original, stdout)
         _hide_stdout()
         yield
     finally:
         try:
-            stdout.flush()  # what was printed to an object that somebody kept belongs to stderr too
+            stdout.flush()  # a library that holds this object printed to stderr, too
             stream.flush() if stream is stdout else stream.close()
         finally:
             _answers, sys.stdout = None, stdout
-            os.dup2(kept, 1)
-            os.close(kept)
+            os.dup2(original, 1)
+            os.close(original)
             if stdout is sys.__stdout__:
                 atexit.register(_hide_stdout)  # libraries print when the process ends, too
 
 
 def _writing_to(descriptor: int, stdout: TextIO) -> TextIO:
-    """A stream to `descriptor` if `stdout` writes to descriptor 1, else `stdout` itself, which nobody else reaches."""
+    """Returns a stream to `descriptor` if `stdout` writes to descriptor 1, else `stdout` itself."""
     with suppress(OSError):  # an object in memory has no descriptor
         if stdout.fileno() == 1:
             return os.fdopen(os.dup(descriptor), "w", encoding=stdout.encoding, errors=stdout.errors)
@@ -57,7 +58,7 @@ def _writing_to(descriptor: int, stdout: TextIO) -> TextIO:
 
 
 def _hide_stdout() -> None:
-    """Sends what is printed from now on to stderr."""
+    """Redirects stdout to stderr."""
     with suppress(OSError, ValueError):
         sys.stdout.flush()
     with suppress(OSError):
@@ -66,17 +67,25 @@ def _hide_stdout() -> None:
 
 
 def answers() -> TextIO | None:
-    """The stream of the command's answer; None if stdout is closed."""
+    """Returns the stream of the command's answer; None if stdout is closed."""
     return _answers or sys.stdout
 
 
 def print_json(document: Any) -> None:
-    """One JSON document; nan and infinity, which JSON lacks, become null."""
-    typer.echo(json.dumps(_plain(document), indent=2, allow_nan=False), file=answers())
+    """Prints one JSON document; nan and infinity, which JSON lacks, become null."""
+    typer.echo(json_text(document), file=answers())
+
+
+def answer(document: Any, text: str, json: bool) -> None:
+    """Prints `document` if the user gave `--json`, else `text`."""
+    if json:
+        print_json(document)
+    else:
+        say(text)
 
 
 def print_table(columns: Sequence[str], rows: Iterable[Sequence[Any]], title: str = "") -> None:
-    """A table that fits the terminal. In a pipe or file each row is one line, whole, so that `grep` finds it."""
+    """Prints a table that fits the terminal. In a pipe or file each row is one line, so that `grep` finds it."""
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
@@ -96,7 +105,7 @@ def print_table(columns: Sequence[str], rows: Iterable[Sequence[Any]], title: st
 
 
 def show(value: Any) -> str:
-    """A value as a person wants to read it."""
+    """Returns a value as people read it: four digits of a float, blanks between the items of a list."""
     if value is None:
         return ""
     if isinstance(value, float):
@@ -107,11 +116,12 @@ def show(value: Any) -> str:
 
 
 def say(text: str) -> None:
+    """Prints `text` to stdout."""
     typer.echo(visible(text), file=answers())
 
 
 def visible(text: str) -> str:
-    """`text` without what would move a terminal's cursor, colour it or turn it around: names may be anybody's."""
+    """Returns `text` with control characters escaped: untrusted names could otherwise control the terminal."""
     return text if text.isprintable() else "".join(c if c.isprintable() or c == "\n" else ascii(c)[1:-1] for c in text)
 
 
@@ -129,20 +139,30 @@ def complain(text: str) -> None:
 
 
 def one_line(text: str) -> str:
-    """`text` in one line that a terminal can show: without control characters, and without the middle of a long one."""
+    """Returns `text` as one line without control characters; the middle of a long one is cut out."""
     line = visible(" ".join(text.split()))
     return line if len(line) <= MOST else f"{line[: MOST // 2]} ... {line[-MOST // 2 :]}"
 
 
+def err(text: str) -> None:
+    """Prints `text` as it is to stderr."""
+    typer.echo(text, err=True)
+
+
+def loading(what: str) -> None:
+    """Prints on a terminal that the command imports `what`, which takes seconds."""
+    if is_terminal():
+        typer.secho(f"loading {what} ...", dim=True, err=True)
+
+
 def is_terminal() -> bool:
+    """True if a person reads stderr."""
     return sys.stderr.isatty()
 
 
-def _plain(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {str(key): _plain(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_plain(item) for item in value]
-    if isinstance(value, float) and not math.isfinite(value):
-        return None
-    return value
+def exit_with(problems: Iterable[str]) -> None:
+    """Prints the problems of plugins to stderr and exits with 1; returns if there are none."""
+    if problems := list(dict.fromkeys(problems)):
+        for problem in problems:
+            complain(problem)
+        raise typer.Exit(1)

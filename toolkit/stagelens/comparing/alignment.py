@@ -33,7 +33,7 @@ def by_fraction(steps: ArrayLike, end: float) -> Floats:
     """`steps` [point] as fractions of `end`, the last step of the whole training."""
     if not end > 0:
         raise UsageError(f"fraction of training: the training ends at step {end:g}, so it has no fractions")
-    return np.asarray(steps, dtype=np.float64) / end
+    return _floats(steps) / end
 
 
 def by_loss(steps: ArrayLike, loss_steps: ArrayLike, losses: ArrayLike) -> Floats:
@@ -41,11 +41,11 @@ def by_loss(steps: ArrayLike, loss_steps: ArrayLike, losses: ArrayLike) -> Float
 
     The loss is taken as the lowest so far, so that a run never goes back; between its steps it is interpolated.
     """
-    lowest = np.minimum.accumulate(np.asarray(losses, dtype=np.float64))
+    lowest = np.minimum.accumulate(_floats(losses))
     if not len(lowest) or not lowest[0] > lowest[-1]:
         raise UsageError("alignment by loss: the loss never falls below its first value; align by step or fraction")
     progress = (lowest[0] - lowest) / (lowest[0] - lowest[-1])
-    return _interpolated(steps, loss_steps, progress)
+    return np.asarray(np.interp(_floats(steps), _floats(loss_steps), progress))
 
 
 def by_stage(steps: ArrayLike, transitions: Sequence[float], first: float, last: float) -> Floats:
@@ -54,7 +54,7 @@ def by_stage(steps: ArrayLike, transitions: Sequence[float], first: float, last:
     The run's `first` step goes to 0, its k-th transition to k, its `last` step to the number of transitions plus one,
     and what is between goes in straight lines. A transition at the very first or last step leaves no stage there.
     """
-    times = np.asarray(transitions, dtype=np.float64)
+    times = _floats(transitions)
     if not len(times):
         raise UsageError("alignment by stage: there is no transition; align by step, fraction or loss")
     if (np.diff(times) <= 0).any() or times[0] < first or times[-1] > last:
@@ -64,7 +64,7 @@ def by_stage(steps: ArrayLike, transitions: Sequence[float], first: float, last:
         knots, places = np.append(first, knots), np.append(0.0, places)
     if last > times[-1]:
         knots, places = np.append(knots, last), np.append(places, len(times) + 1.0)
-    return _interpolated(steps, knots, places)
+    return np.asarray(np.interp(_floats(steps), knots, places))
 
 
 def common_grid(axes: Sequence[Floats], points: int = 400) -> Floats:
@@ -108,10 +108,8 @@ def resample(grid: Floats, axis: Floats, values: Floats, categorical: bool = Fal
         last = np.flatnonzero(np.append(np.diff(axis) > 0, True))
         return np.asarray(values[last][np.clip(np.searchsorted(places, grid, side="right") - 1, 0, None)])
     mean = np.bincount(inverse, values) / np.bincount(inverse)
-    return _interpolated(grid, places, mean)
+    return np.asarray(np.interp(grid, places, mean))
 
 
-def _interpolated(at: ArrayLike, places: ArrayLike, values: ArrayLike) -> Floats:
-    x, known, heights = (np.asarray(one, dtype=np.float64) for one in (at, places, values))
-    found: Floats = np.interp(x, known, heights)
-    return found
+def _floats(values: ArrayLike) -> Floats:
+    return np.asarray(values, dtype=np.float64)

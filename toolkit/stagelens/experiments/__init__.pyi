@@ -1,4 +1,4 @@
-from .batches import Batches as Batches, eval_batch as eval_batch, move as move, own as own
+from .batches import Batches as Batches, FixedBatch as FixedBatch, eval_batch as eval_batch, move as move, own as own
 from .config import (
     Config as Config,
     FlowConfig as FlowConfig,
@@ -8,6 +8,7 @@ from .config import (
     text_of as text_of,
     validate as validate,
 )
+from .exact import exact_with_hooks as exact_with_hooks
 from .experiment import Experiment as Experiment
 from .finite import FirstBad as FirstBad
 from .flow import (
@@ -25,6 +26,9 @@ from .prediction import (
     score as score,
     too_late as too_late,
 )
+from .random_matrices import haar as haar
 from .schedule import CHECKPOINTS as CHECKPOINTS, Schedule as Schedule
-from .task import Batch as Batch, Group as Group, Phase as Phase, Task as Task
-from .training import SMALLER as SMALLER, Training as Training, fused as fused
+from .solving import Solution as Solution, solve as solve
+from .task import Batch as Batch, Group as Group, Task as Task, TrainingPhase as TrainingPhase
+from .times import recording_times as recording_times
+from .training import SMALLER as SMALLER, Training as Training, fused as fused, trained as trained

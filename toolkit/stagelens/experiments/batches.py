@@ -74,13 +74,15 @@ class Batches:
         self._set: Batch | None = None
         self._pass: tuple[int, Tensor] | None = None
         if config.train_size:
-            self._set = own(task.sample(config.train_size, generator(task.seed, "train")), device)
+            self._set = own(task.sample_train(config.train_size, generator(task.seed, "train")), device)
 
     def __call__(self, step: int) -> Batch:
         """The batch of `step`."""
         config = self._task.config
         if self._set is None:
-            return move(self._task.sample(config.batch_size, generator(self._task.seed, "train", step)), self._device)
+            return move(
+                self._task.sample_train(config.batch_size, generator(self._task.seed, "train", step)), self._device
+            )
         per_pass = config.train_size // config.batch_size
         number, index = divmod(step, per_pass)
         chosen = self._order(number)[index * config.batch_size : (index + 1) * config.batch_size]
@@ -92,6 +94,23 @@ class Batches:
             order = torch.randperm(self._task.config.train_size, generator=generator(self._task.seed, "order", number))
             self._pass = (number, order.to(self._device))
         return self._pass[1]
+
+
+class FixedBatch:
+    """The same training batch at every step: for a task that trains on all of its data, or on their exact moments.
+
+        def batches(self, device):
+            return FixedBatch(self.moments, device)
+
+    `batch` is moved to `device` once. It is what `Task.loss` gets in training; None if the loss needs no data.
+    """
+
+    def __init__(self, batch: Batch, device: torch.device | str = "cpu") -> None:
+        self._batch = move(batch, device)
+
+    def __call__(self, step: int) -> Batch:  # noqa: ARG002
+        """Returns the batch, whatever the step."""
+        return self._batch
 
 
 def eval_batch(task: Task, device: torch.device | str = "cpu") -> Any:

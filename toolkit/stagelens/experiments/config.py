@@ -20,6 +20,22 @@ class Config(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
+    def derive(self, **defaults: Callable[[], Any]) -> None:
+        """Sets defaults that follow from other keys. A key that was given keeps its value.
+
+        To be called in a validator of the whole config, which is the last moment before it is frozen:
+
+            lr: float = Field(0.0, description="learning rate; unless given, 1 / width")
+
+            @model_validator(mode="after")
+            def _derived(self) -> Self:
+                self.derive(lr=lambda: 1 / self.width)
+                return self
+        """
+        for key, value in defaults.items():
+            if key not in self.model_fields_set:
+                object.__setattr__(self, key, value())
+
     @field_validator("*")
     @classmethod
     def _countable(cls, value: Any) -> Any:

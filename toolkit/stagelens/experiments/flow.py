@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from stagelens.base import StagelensError
 from stagelens.experiments.config import Config, FlowConfig
 from stagelens.experiments.experiment import Experiment
+from stagelens.experiments.times import recording_times
 from stagelens.timelines import Measurement, Reading, pack
 
 Floats = NDArray[np.float64]
@@ -33,7 +34,7 @@ class Event:
     """
 
     name: str
-    function: Callable[[float, State], float]
+    function: Callable[[float, Any], float]
     terminal: bool = True
     direction: int = 0
 
@@ -42,6 +43,7 @@ class Flow(Experiment):
     """Named state, derivative, observables and stopping events."""
 
     Config: ClassVar[type[Config]] = FlowConfig
+    happened: Mapping[str, float] = {}  # first time of each event; set before `times` and `observables` are called
 
     @abstractmethod
     def initial(self) -> State:
@@ -59,10 +61,9 @@ class Flow(Experiment):
         return ()
 
     def times(self) -> Floats:
-        """The times that are recorded: half of them even, half even in log time."""
-        end, points = self.config.time, self.config.points
-        log = np.geomspace(end / 10**4, end, points - points // 2)
-        return np.unique(np.concatenate([np.linspace(0, end, points // 2 + 1), log]))
+        """Returns the times that are recorded, [time]: half of them evenly spaced, half evenly spaced in log time."""
+        points = self.config.points
+        return recording_times(self.config.time, even=points // 2 + 1, log=points - points // 2)
 
 
 @dataclass(frozen=True)
@@ -112,18 +113,19 @@ def integrate(flow: Flow, progress: Callable[[float], None] | None = None) -> Tr
                 rtol=config.rtol,
                 atol=config.atol,
                 dense_output=True,
-                events=[_scipy_event(event, unpack_state) for event in events] or None,
+                events=[scipy_event(event, unpack_state) for event in events] or None,
             )
     except Diverged as error:  # in the first step
         readings = [observe(0.0, pack_state(initial))]
         return Trajectory([pack(0.0, readings[0])], readings, {}, str(error))
     end = float(solution.t[-1])
+    happened = {e.name: float(t[0]) for e, t in zip(events, solution.t_events or [], strict=False) if len(t)}
+    flow.happened = happened
     times = flow.times()
     times = np.append(times[times < end], end)
     states = [solution.sol(t) if end > 0 else solution.y[:, 0] for t in times]
     readings = [observe(float(t), x) for t, x in zip(times, states, strict=True)]
     measurements = [pack(float(t), found) for t, found in zip(times, readings, strict=True)]
-    happened = {e.name: float(t[0]) for e, t in zip(events, solution.t_events or [], strict=False) if len(t)}
     reason = "" if solution.success else f"{solution.message}; the solution is kept up to time {end:.6g}"
     return Trajectory(measurements, readings, happened, reason)
 
@@ -161,7 +163,12 @@ def _packing(state: State) -> tuple[Callable[[State], Floats], Callable[[Floats]
     return flatten, unflatten
 
 
-def _scipy_event(event: Event, unpack_state: Callable[[Floats], State]) -> Callable[[float, Floats], float]:
+def scipy_event(event: Event, unpack_state: Callable[[Floats], Any] = np.asarray) -> Callable[[float, Floats], float]:
+    """Returns the function of (time, flat state [variable]) that scipy looks for zeros of.
+
+    `unpack_state` turns the flat state into what `event.function` gets.
+    """
+
     def function(time: float, flat: Floats) -> float:
         return event.function(time, unpack_state(flat))
 

@@ -58,7 +58,7 @@ class Group:
 
 
 @dataclass(frozen=True)
-class Phase:
+class TrainingPhase:
     """A part of the training in which only the parameters whose names match `trains` are updated."""
 
     name: str
@@ -79,7 +79,15 @@ class Task(Experiment):
 
     @abstractmethod
     def sample(self, n: int, generator: torch.Generator) -> Batch:
-        """`n` sequences drawn with `generator`, on the CPU."""
+        """Returns `n` sequences drawn with `generator`, on the CPU: the run is evaluated and probed on such a batch."""
+
+    def sample_train(self, n: int, generator: torch.Generator) -> Batch:
+        """Returns `n` sequences to train on, drawn with `generator`, on the CPU. Default: as `sample` draws them.
+
+        Override it if training uses another distribution than evaluation. The two may return different types of
+        batches if `loss` takes both.
+        """
+        return self.sample(n, generator)
 
     @abstractmethod
     def loss(self, model: HookedRootModule, batch: Batch) -> Tensor:
@@ -92,9 +100,10 @@ class Task(Experiment):
         return torch.optim.Adam(model.parameters(), lr=self.config.lr)
 
     def batches(self, device: torch.device | str) -> Callable[[int], Batch]:
-        """step -> its training batch, on `device`. Default: fresh sequences, or passes over `train_size` of them.
+        """Returns a function from a step to its training batch, on `device`.
 
-        A task that trains on all of its data at every step, or on what is known of them exactly, gives that instead.
+        Default: fresh sequences of `sample_train` at every step, or passes over a set of `train_size` of them. A task
+        that trains on all of its data at every step, or on their exact moments, returns `FixedBatch(data, device)`.
         """
         from stagelens.experiments.batches import Batches
 
@@ -108,7 +117,7 @@ class Task(Experiment):
         """Scalars of the model's `output` on the evaluation batch, beside the loss itself."""
         return {}
 
-    def phases(self) -> Sequence[Phase]:
+    def phases(self) -> Sequence[TrainingPhase]:
         """Parts of the training that update only some parameters. Default: one part that updates all."""
         return ()
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import fnmatch
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.optim import Optimizer
@@ -14,7 +14,10 @@ from torch.optim.lr_scheduler import ReduceLROnPlateau
 from stagelens.base import EnvironmentFault, UsageError, derive, seed_everywhere, untouched_rng
 from stagelens.experiments.finite import FirstBad
 from stagelens.experiments.flow import Diverged
-from stagelens.experiments.task import Batch, Phase, Task
+from stagelens.experiments.task import Batch, Task, TrainingPhase
+
+if TYPE_CHECKING:
+    from transformer_lens import HookedRootModule
 
 SMALLER = "try a smaller lr, or clip=1"  # what to do about a loss that diverged
 
@@ -139,6 +142,34 @@ class Training:
             self.scheduler.step()
 
 
+def trained(
+    task: Task, device: torch.device | str = "cpu", watch: Callable[[int, Any], None] | None = None
+) -> HookedRootModule:
+    """Returns the model of `task` after all of its training steps, in evaluation mode. Nothing is written to disk.
+
+        model = trained(MyTask(MyConfig(steps=200), seed=0))
+
+    `watch` is called with (step, model) before the first step and after each step; the model is then in evaluation
+    mode and no graph is recorded. Random states outside are left as they were.
+    Raises `Diverged` if the loss is not finite at some step.
+    """
+
+    def show(step: int) -> None:
+        if watch is not None:
+            with torch.no_grad():
+                watch(step, training.model.eval())
+
+    with untouched_rng(), torch.enable_grad():
+        training = Training(task, device)
+        show(0)
+        for step in range(task.config.steps):
+            training.advance(step)
+            show(step + 1)
+        training.check()
+    model: HookedRootModule = training.model.eval()
+    return model
+
+
 def fused(optimizer: Optimizer) -> Optimizer:
     """`optimizer`, which updates all parameters in one kernel where it has one and leaves the choice open.
 
@@ -185,7 +216,7 @@ def _need_compiler() -> None:
         ) from None
 
 
-def _phase_ends(task: Task) -> list[tuple[int, Phase]]:
+def _phase_ends(task: Task) -> list[tuple[int, TrainingPhase]]:
     """Each phase with the step at which it ends."""
     ends, end = [], 0
     for phase in task.phases():

@@ -6,10 +6,13 @@ from .attention import (
 )
 from .comparison import comparison_figure as comparison_figure
 from .drawing import (
+    draw_levels as draw_levels,
     draw_predictions as draw_predictions,
     draw_series as draw_series,
+    levels_of as levels_of,
     predictions_of as predictions_of,
     shade_stages as shade_stages,
+    theory_curve as theory_curve,
     theory_label as theory_label,
     title_of as title_of,
     x_label as x_label,
@@ -24,6 +27,7 @@ from .style import (
     headline as headline,
     line_style as line_style,
     make_room as make_room,
+    panels as panels,
     save as save,
     styled as styled,
 )

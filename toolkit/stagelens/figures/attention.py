@@ -112,10 +112,10 @@ def _mean_pattern() -> Any:
         name = "mean_pattern"
         hooks = ("attn.hook_pattern",)
 
-        def reduce(self, activation: Any, site: Any, scene: Any) -> Any:  # noqa: ARG002
+        def reduce(self, activation: Any, site: Any, context: Any) -> Any:  # noqa: ARG002
             return activation.mean(0)
 
-        def readings(self, reduced: Any, scene: Any) -> Any:  # noqa: ARG002
+        def readings(self, reduced: Any, context: Any) -> Any:  # noqa: ARG002
             for layer, pattern in zip(layers(reduced), reduced.values(), strict=True):
                 yield Reading(str(layer), pattern, ("head", "query", "key"))
 

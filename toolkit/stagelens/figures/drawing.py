@@ -10,11 +10,12 @@ from weakref import WeakKeyDictionary
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.ticker import MaxNLocator
+from numpy.typing import NDArray
 
 from stagelens.base import StagelensError, noting
 from stagelens.figures.labels import name_above, name_beside, name_times
 from stagelens.figures.style import LEVEL, THEORY, TIME, line_style
-from stagelens.timelines import places
+from stagelens.timelines import lines_of
 
 if TYPE_CHECKING:
     from stagelens.experiments import Prediction
@@ -27,10 +28,12 @@ GREYS = ("1.0", "0.94", "0.88", "0.82")
 
 
 def title_of(run: Run) -> str:
+    """Returns `task, seed 0`, the headline of a run's figures."""
     return f"{run.manifest.task}, seed {run.manifest.seed}"
 
 
 def x_label(run: Run) -> str:
+    """Returns the label of the x axis: training step, or time of a flow."""
     return "time" if run.manifest.kind == "flow" else "training step"
 
 
@@ -66,14 +69,22 @@ def _can_be_drawn(prediction: Prediction, run: Run) -> bool:
     experiment = run.experiment
     with noting(run.noted, f"prediction {prediction.name!r}", experiment, experiment.predictions):
         if callable(prediction.expected):
-            steps = run.timeline.steps.astype(np.float64)
-            low, high = prediction.window or (-np.inf, np.inf)
-            inside = steps[(steps >= low) & (steps <= high)]
-            np.broadcast_to(np.asarray(prediction.expected(inside), dtype=np.float64), inside.shape)
+            theory_curve(prediction, run.timeline.steps)
         else:
             float(prediction.expected)
         return True
     return False
+
+
+def theory_curve(prediction: Prediction, steps: Any) -> NDArray[np.float64]:
+    """Returns the predicted curve at `steps` [step]; nan outside of the prediction's window."""
+    assert callable(prediction.expected)
+    steps = np.asarray(steps, dtype=np.float64)
+    low, high = prediction.window or (-np.inf, np.inf)
+    inside = (steps >= low) & (steps <= high)
+    curve = np.full(len(steps), np.nan)
+    curve[inside] = prediction.expected(steps[inside])
+    return curve
 
 
 def fit_x_axis(axis: Axes, run: Run) -> None:
@@ -89,23 +100,21 @@ def fit_x_axis(axis: Axes, run: Run) -> None:
 
 
 def draw_series(axis: Axes, run: Run, name: str, legend: bool = True) -> None:
-    """A series over steps; one line for each place along its dims, told apart by colour and dash."""
-    column, values = run.timeline.column(name), run.timeline.series(name)
-    flat = values.reshape(len(values), -1)
-    labels = places(column)
-    for index, label in enumerate(labels):
-        there = ~np.isnan(flat[:, index])  # not every series is measured at every step; the line goes on between
+    """Draws a series over the steps, one line for each of its numbers, with its own colour and dash."""
+    lines = lines_of(run.timeline, name)
+    column = lines.column
+    for index, (label, values) in enumerate(zip(lines.labels, lines.values.T, strict=True)):
+        there = ~np.isnan(values)  # the line connects the steps at which the series was measured
         if not there.any():  # a head that this layer does not have
             continue
         style = "steps-post" if column.labels else "default"
-        look = line_style(index)
-        axis.plot(run.timeline.steps[there], flat[there, index], label=label or name, drawstyle=style, **look)
+        axis.plot(run.timeline.steps[there], values[there], label=label or name, drawstyle=style, **line_style(index))
     if column.labels and len(column.labels) <= MOST_IN_LEGEND:
         axis.set_yticks(range(len(column.labels)), column.labels)
         axis.set_ylim(-0.3, len(column.labels) - 0.7)
     else:
-        keep_rounding_out(axis, flat)
-    if legend and 1 < len(labels) <= MOST_IN_LEGEND:
+        keep_rounding_out(axis, lines.values)
+    if legend and 1 < len(lines.labels) <= MOST_IN_LEGEND:
         axis.legend()
 
 
@@ -134,21 +143,37 @@ def draw_predictions(axis: Axes, run: Run, name: str) -> None:
     The legend's label of each says the equations it comes from; levels are named beside the axis, times at its foot.
     """
     shown = [prediction for prediction in predictions_of(run) if prediction.series == name]
-    steps = run.timeline.steps.astype(np.float64)
-    for kind, look in (("level", LEVEL), ("time", TIME), ("curve", THEORY)):
+    steps = run.timeline.steps
+    levels = draw_levels(axis, [prediction for prediction in shown if prediction.kind == "level"])
+    for kind, look in (("time", TIME), ("curve", THEORY)):
         alike = [prediction for prediction in shown if prediction.kind == kind]
         for prediction in alike:
             label = theory_label(alike) if prediction is alike[0] else None
             if callable(prediction.expected):
-                low, high = prediction.window or (-np.inf, np.inf)
-                inside = steps[(steps >= low) & (steps <= high)]
-                axis.plot(inside, prediction.expected(inside), label=label, zorder=3, **look)
-            elif kind == "level":
-                axis.axhline(prediction.expected, label=label, zorder=1, **look)
+                axis.plot(steps, theory_curve(prediction, steps), label=label, zorder=3, **look)
             else:
                 axis.axvline(prediction.expected, label=label, zorder=1, **look)
-    name_beside(axis, [(float(p.expected), p.name) for p in shown if p.kind == "level" and not callable(p.expected)])
+    name_beside(axis, levels)
     name_times(axis, [(float(p.expected), p.name) for p in shown if p.kind == "time" and not callable(p.expected)])
+
+
+def levels_of(run: Run) -> list[Prediction]:
+    """Returns the levels that theory predicts for the run, of all series, in the order of `predictions()`."""
+    return [prediction for prediction in predictions_of(run) if prediction.kind == "level"]
+
+
+def draw_levels(axis: Axes, levels: Sequence[Prediction], label: str | None = None) -> list[tuple[float, str]]:
+    """Draws predicted levels as dashed lines across the axis. Returns (level, name) of each, as `name_beside` takes it.
+
+        name_beside(axis, draw_levels(axis, levels_of(run)))
+
+    `label` is the one entry of all levels in the legend; None: what `theory_label` says, "": no entry.
+    """
+    found = [(float(level.expected), level.name) for level in levels if not callable(level.expected)]
+    for index, (height, _) in enumerate(found):
+        entry = theory_label(levels) if label is None else label or None
+        axis.axhline(height, label=None if index else entry, zorder=1, **LEVEL)
+    return found
 
 
 def theory_label(alike: Sequence[Prediction]) -> str:

@@ -24,7 +24,7 @@ from stagelens.figures.drawing import (
 )
 from stagelens.figures.labels import legend_beside, size_in_points
 from stagelens.figures.style import COLOURS, DASHES, grid, headline, make_room
-from stagelens.timelines import CHANCE, is_companion
+from stagelens.timelines import chance_levels, is_companion
 
 if TYPE_CHECKING:
     from stagelens.runs import Run
@@ -126,11 +126,9 @@ def probes_figure(run: Run) -> Figure | None:
 
 
 def _draw_chance(axis: Axes, run: Run, name: str) -> None:
-    """A thin dotted line at the chance level of `name`, if it is recorded."""
-    if f"{name}{CHANCE}" in run.timeline:
-        values = run.timeline.series(f"{name}{CHANCE}")
-        levels = np.unique(values.reshape(len(values), -1), axis=1)  # [step, level]
-        axis.plot(run.timeline.steps, levels, color="0.5", lw=0.7, ls=":", label="_chance", zorder=1)
+    """Draws a thin dotted line at each chance level of `name`."""
+    for level in chance_levels(run.timeline, name).T:
+        axis.plot(run.timeline.steps, level, color="0.5", lw=0.7, ls=":", label="_chance", zorder=1)
 
 
 def _head_panel(axis: Axes, name: str, dims: Sequence[str], sizes: Sequence[int]) -> None:

@@ -1,3 +1,9 @@
 from .discovery import ALLOW as ALLOW
 from .host import Host as Host, make_host as make_host
-from .references import ClaimRef as ClaimRef, ProbeRef as ProbeRef, TaskRef as TaskRef, importing as importing
+from .references import (
+    ClaimRef as ClaimRef,
+    FigureRef as FigureRef,
+    ProbeRef as ProbeRef,
+    TaskRef as TaskRef,
+    importing as importing,
+)

@@ -14,7 +14,7 @@ import pluggy
 from stagelens import hookspecs
 from stagelens.base import UsageError, unknown
 from stagelens.host import discovery
-from stagelens.host.references import ClaimRef, ProbeRef, TaskRef
+from stagelens.host.references import ClaimRef, FigureRef, ProbeRef, TaskRef
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,7 @@ class Plugin:
 
 
 class Named(Protocol):
-    def load(self) -> type[Any]: ...
+    def load(self) -> Any: ...
 
 
 R = TypeVar("R", bound=Named)
@@ -82,6 +82,7 @@ class Host:
     tasks: Registry[TaskRef] = field(default_factory=lambda: Registry("task"))
     probes: Registry[ProbeRef] = field(default_factory=lambda: Registry("probe"))
     claims: Registry[ClaimRef] = field(default_factory=lambda: Registry("claim"))
+    figures: Registry[FigureRef] = field(default_factory=lambda: Registry("figure"))  # by `plugin/name`
 
     def task(self, name: str) -> TaskRef:
         """The task called `name`; a plugin's bare name means its default task."""
@@ -114,6 +115,24 @@ class Host:
         if any(plugin.name == name for plugin in self.plugins):
             return {name}
         return {self.tasks.owners[id] for id, _ in self.tasks if id.partition("/")[0] == name}
+
+    def providers(self, name: str, registry: Registry[Any]) -> set[str]:
+        """Returns the loaded names of the plugins that `name` means and that registered something in `registry`.
+
+        `name` is any name that `run` takes. Raises if there is no such plugin; the error lists those that there are.
+        """
+        every = set(registry.owners.values())
+        called = self.plugins_called(name.partition("/")[0])
+        if meant := called & every:
+            return meant
+        for failed in self.failed:
+            if failed.name == name:
+                raise UsageError(f"plugin {name!r} did not load: {failed.error} ({failed.file})")
+        if called:
+            raise UsageError(
+                f"plugin {name!r} has no {registry.kind}s; those that have: {', '.join(sorted(every)) or 'none'}"
+            )
+        raise unknown("plugin", name, every, "`stagelens plugins` lists them")
 
     @property
     def failed(self) -> list[Plugin]:
@@ -160,7 +179,7 @@ class Host:
         self.tasks.add({task.id: TaskRef.of(task)}, task.__module__)
 
     def _collect(self, name: str, plugin: Any) -> None:
-        """Asks one plugin for its tasks, probes and claims, and takes in all of them or none."""
+        """Asks one plugin for its tasks, probes, claims and figures. Registers all of them, or none if one is wrong."""
         others = [other for other in self.manager.get_plugins() if other is not plugin]
 
         def ask(hook: str) -> list[Any]:
@@ -170,12 +189,15 @@ class Host:
         tasks = [t if isinstance(t, TaskRef) else TaskRef.of(t) for t in ask("stagelens_register_tasks")]
         probes = [p if isinstance(p, ProbeRef) else ProbeRef.of(p) for p in ask("stagelens_register_probes")]
         claims = [c if isinstance(c, ClaimRef) else ClaimRef.of(c) for c in ask("stagelens_register_claims")]
+        figures = ask("stagelens_register_figures")
         self.tasks.check([task.id for task in tasks], name)
         self.probes.check([probe.name for probe in probes], name)
         self.claims.check([claim.id for claim in claims], name)
+        self.figures.check([f"{name}/{figure.name}" for figure in figures], name)
         self.tasks.add({task.id: task for task in tasks}, name)
         self.probes.add({probe.name: probe for probe in probes}, name)
         self.claims.add({claim.id: claim for claim in claims}, name)
+        self.figures.add({f"{name}/{figure.name}": figure for figure in figures}, name)
 
 
 def make_host(

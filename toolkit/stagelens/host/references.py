@@ -1,15 +1,18 @@
-"""Lazy references: what a plugin says of its tasks, probes and claims before any of them is imported."""
+"""Lazy references: what a plugin says of its tasks, probes, claims and figures before any of them is imported."""
 
 from __future__ import annotations
 
 import gc
 import importlib
-from collections.abc import Iterator
+import re
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
-from stagelens.base import StagelensError
+from stagelens.base import StagelensError, UsageError
+
+NAME = re.compile(r"[A-Za-z0-9][\w.-]{0,79}", re.ASCII)  # of a figure, which becomes the name of a file
 
 
 @contextmanager
@@ -88,4 +91,36 @@ class ClaimRef:
         return cls(claim.id, claim.title, claim)
 
     def load(self) -> type[Any]:
+        return load_target(self.target) if isinstance(self.target, str) else self.target
+
+
+@dataclass(frozen=True)
+class FigureRef:
+    """A figure of a paper: its name in the plugin (`fig3`), what it shows in one line, and how it is drawn.
+
+        FigureRef("fig3", "stages follow importance", "stagelens_mine.figures.stages:fig3")
+        FigureRef("fig4", "more heads, shorter plateaus", task="mine/toy", preset="fig4")
+
+    Either `target` is a function of a `Lab`, as `module:name` or itself, that returns a matplotlib `Figure`, or None
+    if there is nothing to show. Or `task` is run with `preset` (default: the budget's) and `settings`; the figure is
+    the one called `name` that the task's `figures(run)` returns.
+    """
+
+    name: str
+    title: str
+    target: str | Callable[..., Any] = ""
+    task: str = ""
+    preset: str = ""
+    settings: Mapping[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if not NAME.fullmatch(self.name):
+            raise UsageError(
+                f"figure {self.name!r}: expected a name of letters, digits, '-', '_' and '.', such as fig3"
+            )
+        if bool(self.target) == bool(self.task):
+            raise UsageError(f"figure {self.name!r}: give either target='module:function' or task='plugin/task'")
+
+    def load(self) -> Callable[..., Any]:
+        """Returns the function of a `Lab`; a figure of a task has none."""
         return load_target(self.target) if isinstance(self.target, str) else self.target

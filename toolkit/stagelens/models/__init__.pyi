@@ -11,3 +11,5 @@ from .transformer import (
     fast as fast,
     from_config as from_config,
 )
+from .watching.calling import Forward as Forward
+from .watching.watched import Watched as Watched, watch as watch

@@ -2,4 +2,7 @@
 
 import lazy_loader
 
-__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)
+from stagelens.base.moved import with_old_names
+
+_public, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)
+__getattr__ = with_old_names(__name__, _public)

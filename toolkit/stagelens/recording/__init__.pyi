@@ -1,4 +1,4 @@
-from .context import Scene as Scene, Site as Site, causal_keys as causal_keys
+from .context import ProbeContext as ProbeContext, Site as Site, causal_keys as causal_keys
 from .guard import ModelChanged as ModelChanged
 from .limits import armed as armed, contained as contained
 from .precision import wide as wide

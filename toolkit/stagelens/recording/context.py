@@ -1,4 +1,4 @@
-"""The scene: all that a probe can see at one moment of a training."""
+"""The context: all that a probe can see at one moment of a training."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Site:
 
 
 @dataclass
-class Scene:
+class ProbeContext:
     """Model and batch at `step`, what the task knows about them, and after the shared pass its output and loss."""
 
     model: HookedRootModule

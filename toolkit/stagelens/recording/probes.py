@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from stagelens.recording.context import Scene, Site
+from stagelens.recording.context import ProbeContext, Site
 from stagelens.timelines import Reading
 
 Reduced = Mapping[Site, Any]
@@ -46,19 +46,19 @@ class Probe(ABC):
     def __init__(self) -> None:
         self.state: dict[str, Tensor] = {}
 
-    def applies(self, scene: Scene) -> str | None:
+    def applies(self, context: ProbeContext) -> str | None:
         """Why the probe does not apply to this model, or None where it does."""
         for hook in self.hooks:
-            if not scene.sites(hook):
+            if not context.sites(hook):
                 return f"the model has no hook {hook!r}"
         return None
 
-    def reduce(self, activation: Tensor, site: Site, scene: Scene) -> Any:
+    def reduce(self, activation: Tensor, site: Site, context: ProbeContext) -> Any:
         """What is kept of `activation`; runs inside the hook at `site`."""
         raise NotImplementedError(f"{type(self).__name__} names hooks but has no reduce()")
 
     @abstractmethod
-    def readings(self, reduced: Reduced, scene: Scene) -> Iterable[Reading | Omitted]:
+    def readings(self, reduced: Reduced, context: ProbeContext) -> Iterable[Reading | Omitted]:
         """The readings, from what `reduce` kept of each site, in the order of the model's layers.
 
         A reading of `gives` that this model cannot have is given as `Omitted(name, reason)`.
@@ -85,10 +85,10 @@ def layers(reduced: Reduced) -> list[int]:
 def probe(
     hooks: str | Sequence[str], dims: Sequence[str] = (), name: str | None = None, title: str = ""
 ) -> Callable[[Callable[..., Any]], type[Probe]]:
-    """Makes a probe of a function `(activation, scene) -> values`; the values of all layers are stacked.
+    """Makes a probe of a function `(activation, context) -> values`; the values of all layers are stacked.
 
     @sl.probe(hooks="attn.hook_pattern", dims=("head",))
-    def first_key(pattern, scene):          # pattern: [batch, head, query, key]
+    def first_key(pattern, context):          # pattern: [batch, head, query, key]
         return pattern[..., 0].mean((0, 2))  # one number per head
     """
     needed = (hooks,) if isinstance(hooks, str) else tuple(hooks)
@@ -97,10 +97,10 @@ def probe(
         label = name or function.__name__
 
         class FunctionProbe(Probe):
-            def reduce(self, activation: Tensor, site: Site, scene: Scene) -> Tensor:  # noqa: ARG002
-                return torch.as_tensor(function(activation, scene))
+            def reduce(self, activation: Tensor, site: Site, context: ProbeContext) -> Tensor:  # noqa: ARG002
+                return torch.as_tensor(function(activation, context))
 
-            def readings(self, reduced: Reduced, scene: Scene) -> Iterable[Reading]:  # noqa: ARG002
+            def readings(self, reduced: Reduced, context: ProbeContext) -> Iterable[Reading]:  # noqa: ARG002
                 values = torch.stack(list(reduced.values())) if not dims else stack_layers(reduced)
                 yield Reading("value", values, ("layer", *dims), {"layer": layers(reduced)})
 

@@ -10,11 +10,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from stagelens.base import UsageError, place_in
 from stagelens.experiments import Batch, Group, Task, own
-from stagelens.recording.context import Loss, Scene, Site
+from stagelens.models import Forward, Watched, watch
+from stagelens.recording.context import Loss, ProbeContext, Site
 from stagelens.recording.guard import Guard, Misbehaved, ModelChanged, evaluating
 from stagelens.recording.limits import contained
 from stagelens.recording.probes import DoesNotApply, Omitted, Probe
@@ -22,8 +23,6 @@ from stagelens.recording.shared_pass import Metrics, Observed, observe, read, va
 from stagelens.timelines import Column, Measurement, Reading, Timeline, check_same, column_of, pack, placed, plain_step
 
 if TYPE_CHECKING:
-    from transformer_lens import HookedRootModule
-
     from stagelens.host import Host
 
 Sink = Callable[[Measurement, Sequence[Reading]], None]
@@ -48,7 +47,7 @@ class Recorder:
 
     def __init__(
         self,
-        model: HookedRootModule,
+        model: nn.Module,
         probes: Sequence[str | Probe | type[Probe]] | None = None,
         batch: Batch = None,
         *,
@@ -57,23 +56,27 @@ class Recorder:
         groups: Mapping[str, Group] | None = None,
         directions: Mapping[str, Tensor] | None = None,
         references: Mapping[str, Callable[[Batch], Tensor]] | None = None,
+        forward: Forward | None = None,
         random_batch: bool = False,
         host: Host | None = None,
         sink: Sink | None = None,
         strict: bool = False,
     ) -> None:
-        if not hasattr(model, "hook_dict"):
-            raise UsageError(
-                f"the recorder was given a {type(model).__name__}; it needs a TransformerLens model "
-                f"(a HookedTransformer, or a HookedRootModule after setup())"
-            )
         if batch is None:
             raise UsageError("the recorder needs a batch to measure on, for example batch=tokens")
-        parameter = next(model.parameters(), None)
-        device = parameter.device if parameter is not None else "cpu"
-        self.scene = Scene(
+        device = device_of(model)
+        batch = own(batch, device)
+        if not hasattr(model, "hook_dict"):
+            model = watch(model, batch, forward)
+        elif forward is not None:
+            raise UsageError(
+                "forward= is for models without hook points; this model has its own and is called directly"
+            )
+        if isinstance(model, Watched):
+            loss = model.loss_of(loss, batch)
+        self.context = ProbeContext(
             model,
-            own(batch, device),
+            batch,
             groups=groups or (task.groups() if task else {}),
             directions=own(dict(directions or (task.directions() if task else {}))),
             references=references or (task.references() if task else {}),
@@ -98,7 +101,7 @@ class Recorder:
         """Takes `probe` in, unless it says, or shows, that it does not apply."""
         try:
             with self._guard.timed(), contained():
-                reason = probe.applies(self.scene)
+                reason = probe.applies(self.context)
         except Exception as error:
             self.problems[probe.name] = self._problem(probe, error)
             return
@@ -119,10 +122,10 @@ class Recorder:
 
     def observe(self, step: float) -> Observed:
         """What the probes see now; nothing of it is recorded."""
-        scene = replace(self.scene, step=plain_step(step), output=None, loss=None)
+        context = replace(self.context, step=plain_step(step), output=None, loss=None)
         try:
             with self.looking():
-                return self._one_by_one(scene) if self._guard.suspicious else self._observe(scene, self.probes)
+                return self._one_by_one(context) if self._guard.suspicious else self._observe(context, self.probes)
         except ModelChanged:
             self.name_culprit(step)
             raise
@@ -130,31 +133,31 @@ class Recorder:
     def name_culprit(self, step: float) -> None:
         """Raises a ModelChanged that names the probe that changes the model, if one of this recorder's does."""
         with self._guard.shaken(), self.looking():
-            self._one_by_one(replace(self.scene, step=plain_step(step), output=None, loss=None))
+            self._one_by_one(replace(self.context, step=plain_step(step), output=None, loss=None))
 
-    def _observe(self, scene: Scene, probes: dict[str, Probe]) -> Observed:
+    def _observe(self, context: ProbeContext, probes: dict[str, Probe]) -> Observed:
         def failed(probe: Probe, error: Exception, site: Site | None) -> None:
             probes.pop(probe.name, None)
             self._drop(probe, error, site)
 
-        return observe(scene, probes, self.metrics, failed)
+        return observe(context, probes, self.metrics, failed)
 
-    def _one_by_one(self, scene: Scene) -> Observed:
+    def _one_by_one(self, context: ProbeContext) -> Observed:
         """What `_observe` gives, by a pass for each probe, in which it is watched."""
         try:
             with self._guard.watching():
-                values = self._observe(scene, {}).values
+                values = self._observe(context, {}).values
         except Misbehaved:
             self._guard.resign()
-            return self._observe(scene, self.probes)
+            return self._observe(context, self.probes)
         readings: dict[str, list[Reading | Omitted]] = {}
         for name, probe in list(self.probes.items()):
             try:
                 with self._guard.watching():
-                    readings |= self._observe(scene, {name: probe}).readings
+                    readings |= self._observe(context, {name: probe}).readings
             except ModelChanged as change:
                 raise ModelChanged(
-                    f"probe {name!r} {change} at step {scene.step:g}, and the training cannot go on from there; "
+                    f"probe {name!r} {change} at step {context.step:g}, and the training cannot go on from there; "
                     "mend the probe, then resume, or start anew without it"
                 ) from None
             except Misbehaved as error:
@@ -166,10 +169,10 @@ class Recorder:
 
         It must be called while some recorder is `looking`, which puts the random states back.
         """
-        scene = replace(self.scene, step=step, output=output, loss=loss)
-        with self._guard.unchanged(), evaluating(self.scene.model):
-            values = values_of(scene, self.metrics)
-            return Observed(values, {name: read(self.probes[name], {}, scene, self._drop) for name in names})
+        context = replace(self.context, step=step, output=output, loss=loss)
+        with self._guard.unchanged(), evaluating(self.context.model):
+            values = values_of(context, self.metrics)
+            return Observed(values, {name: read(self.probes[name], {}, context, self._drop) for name in names})
 
     @property
     def suspicious(self) -> bool:
@@ -185,7 +188,7 @@ class Recorder:
     @contextmanager
     def looking(self) -> Iterator[None]:
         """Without gradients, in evaluation mode, and with modes and random states left as found."""
-        with self._guard.measuring(), evaluating(self.scene.model), torch.no_grad():
+        with self._guard.measuring(), evaluating(self.context.model), torch.no_grad():
             yield
 
     def record(self, step: float, observed: Observed, scalars: Mapping[str, float | Tensor]) -> list[Reading]:
@@ -279,9 +282,17 @@ class Recorder:
         """One line: which probe, at which hook, what it raised, and where in the code of the probe or the task."""
         hooks = site.name if site else ", ".join(probe.hooks)
         hook = f" at hook {hooks!r}" if hooks else ""
-        place = place_in(error, probe, self._task, *self.scene.references.values())
+        place = place_in(error, probe, self._task, *self.context.references.values())
         reason = f"{type(error).__name__}: {' '.join(str(error).split())}"
         return f"probe {probe.name!r}{hook} failed: {reason}{f' ({place})' if place else ''}"
+
+
+def device_of(model: nn.Module) -> torch.device:
+    """Returns the device of the first parameter; the CPU if there is none."""
+    if not isinstance(model, nn.Module):
+        raise UsageError(f"the recorder was given a {type(model).__name__}; it needs a model, a torch.nn.Module")
+    parameter = next(model.parameters(), None)
+    return torch.device("cpu") if parameter is None else parameter.device
 
 
 def resolve_probes(probes: Sequence[str | Probe | type[Probe]] | None, host: Host | None = None) -> list[Probe]:

@@ -24,8 +24,8 @@ import numpy as np
 
 from stagelens.base import UsageError
 from stagelens.comparing import ALIGNMENTS, UNBOUNDED, Member
-from stagelens.figures import COLOURS, DASHES
-from stagelens.timelines import CHANCE, average, is_companion, places, probe_events
+from stagelens.figures import COLOURS, DASHES, theory_curve
+from stagelens.timelines import chance_levels, is_companion, lines_of, probe_events
 
 if TYPE_CHECKING:
     from stagelens.comparing import AlignedRuns, Curve
@@ -114,16 +114,11 @@ def _axes(members: Sequence[Member], labels: dict[str, str]) -> tuple[list[dict[
 
 
 def _run_series(run: Run, name: str, predictions: Sequence[Prediction]) -> dict[str, Any]:
-    """One series of a run: a line for each place along its dims, and theory over it."""
-    column, values = run.timeline.column(name), run.timeline.series(name)
-    rule = ""
-    if column.size > MOST_TRACES:
-        column, values, rule = average(column, values)
-    flat, labels = values.reshape(len(values), -1), places(column)
+    """Returns one series of a run: a trace for each of its numbers, and what theory predicts."""
+    lines = lines_of(run.timeline, name, MOST_TRACES)
     traces = [
-        _look(index)
-        | {"name": label or name, "axis": "run", "y": _rounded(flat[:, index]), "step": bool(column.labels)}
-        for index, label in enumerate(labels)
+        _look(index) | {"name": label or name, "axis": "run", "y": _rounded(values), "step": bool(lines.column.labels)}
+        for index, (label, values) in enumerate(zip(lines.labels, lines.values.T, strict=True))
     ]
     traces += _chance_traces(run, name)
     about = [p for p in predictions if p.series == name]
@@ -131,30 +126,21 @@ def _run_series(run: Run, name: str, predictions: Sequence[Prediction]) -> dict[
     levels = [{"y": float(p.expected), "name": p.name} for p in about if p.kind == "level" and not callable(p.expected)]
     return {
         "name": name,
-        "title": f"{name} ({rule})" if rule else name,
-        "labels": list(column.labels),
+        "title": f"{name} ({lines.rule})" if lines.rule else name,
+        "labels": list(lines.column.labels),
         "traces": traces,
         "levels": levels,
     }
 
 
 def _chance_traces(run: Run, name: str) -> list[dict[str, Any]]:
-    """A thin line at the chance level of `name`, or one for each layer whose level differs."""
-    if f"{name}{CHANCE}" not in run.timeline:
-        return []
-    values = run.timeline.series(f"{name}{CHANCE}")
-    levels = np.unique(values.reshape(len(values), -1), axis=1)  # [step, level]
+    """Returns a thin line at each chance level of `name`; layers may differ in theirs."""
     look = {"colour": "#777777", "dash": "dot", "faint": True, "axis": "run", "step": False, "name": "chance"}
-    return [look | {"y": _rounded(level)} for level in levels.T]
+    return [look | {"y": _rounded(level)} for level in chance_levels(run.timeline, name).T]
 
 
 def _theory_trace(prediction: Prediction, run: Run) -> dict[str, Any]:
-    assert callable(prediction.expected)
-    steps = run.timeline.steps.astype(np.float64)
-    low, high = prediction.window or (-np.inf, np.inf)
-    curve = np.full(len(steps), np.nan)
-    inside = (steps >= low) & (steps <= high)
-    curve[inside] = prediction.expected(steps[inside])
+    curve = theory_curve(prediction, run.timeline.steps)
     look = {"colour": "#000000", "dash": "dash", "theory": True}
     return look | {"name": f"theory: {prediction.name}", "axis": "run", "y": _rounded(curve), "step": False}
 

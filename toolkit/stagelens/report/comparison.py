@@ -35,7 +35,7 @@ class Comparison(AlignedRuns):
         path = Path(path)
         check_suffix(path)
         if not path.parent.is_dir():
-            raise UsageError(f"cannot write {path}: {path.parent} is no folder; make it or give another FILE")
+            raise UsageError(f"cannot write {path}: {path.parent} is not a directory; make it or give another FILE")
         _WRITERS[path.suffix.lower()](self, path)
         return path
 

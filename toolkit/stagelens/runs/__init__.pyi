@@ -1,4 +1,5 @@
 from .checkpoint import check_size as check_size
+from .commands import run_call as run_call, run_command as run_command
 from .defects import defect_of as defect_of, defects_in as defects_in
 from .lock import held as held
 from .manifest import (
@@ -17,5 +18,14 @@ from .placing import (
     replacing as replacing,
     taken_up as taken_up,
 )
-from .run import Run as Run, catalogue as catalogue, load as load, points_of as points_of, runs_folder as runs_folder
+from .run import (
+    POINTS as POINTS,
+    SWEEP_FILE as SWEEP_FILE,
+    SWEEPS as SWEEPS,
+    Run as Run,
+    catalogue as catalogue,
+    load as load,
+    points_of as points_of,
+    runs_folder as runs_folder,
+)
 from .store import Store as Store, read_measurements as read_measurements

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import shlex
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from stagelens.experiments import text_of
 
@@ -21,10 +22,33 @@ def command_of(manifest: Manifest, host: Host | None = None) -> str:
     if manifest.kind == "checkpoints":
         return _probe(manifest)
     if host is not None and manifest.plugin not in {plugin.name for plugin in host.plugins}:
-        return _python(manifest, host)
-    settings = [word for key, value in manifest.settings.items() for word in ("--set", f"{key}={text_of(value)}")]
-    words = ["stagelens", *_plugin_dir(manifest, host), "run", manifest.task, "--preset", manifest.preset, *settings]
-    return shlex.join([*words, "--seed", str(manifest.seed), *_probes(manifest, host)])
+        known = dict(host.tasks).get(manifest.task)
+        kind = getattr(known.target, "__name__", manifest.task) if known is not None else manifest.task
+        return run_call(kind, manifest.preset, manifest.settings, manifest.seed)
+    plugins, options = _plugin_dir(manifest, host), _probes(manifest, host)
+    return run_command(manifest.task, manifest.preset, manifest.settings, manifest.seed, plugins, options)
+
+
+def run_command(
+    task: str,
+    preset: str,
+    settings: Mapping[str, Any],
+    seed: int,
+    plugin_dirs: Sequence[str] = (),
+    options: Sequence[str] = (),
+) -> str:
+    """Returns the command `stagelens run` with these settings, and with further `options` at its end."""
+    plugins = [word for folder in plugin_dirs for word in ("--plugin-dir", str(folder))]
+    given = [word for key, value in settings.items() for word in ("--set", f"{key}={text_of(value)}")]
+    words = ["stagelens", *plugins, "run", task, "--preset", preset, *given, "--seed", str(seed), *options]
+    return shlex.join(words)
+
+
+def run_call(kind: str, preset: str, settings: Mapping[str, Any], seed: int, **options: Any) -> str:
+    """Returns the Python call that runs a class that no plugin brings, such as one written in a notebook."""
+    given = {"settings": dict(settings)} if settings else {}
+    arguments = {"preset": preset, **given, "seed": seed, **options}
+    return f"stagelens.run({', '.join([kind, *(f'{key}={value!r}' for key, value in arguments.items())])})"
 
 
 def _probes(manifest: Manifest, host: Host | None) -> list[str]:
@@ -49,17 +73,9 @@ def _probe(manifest: Manifest) -> str:
 
 
 def _plugin_dir(manifest: Manifest, host: Host | None) -> list[str]:
-    """The option that loads a plugin under development: one that no distribution brings."""
+    """Returns where a plugin under development is: one that no distribution brings."""
     for plugin in host.plugins if host is not None else ():
         if plugin.name == manifest.plugin and not plugin.distribution:
             file = Path(plugin.file)
-            return ["--plugin-dir", str(file.parent if file.name == "__init__.py" else file)]
+            return [str(file.parent if file.name == "__init__.py" else file)]
     return []
-
-
-def _python(manifest: Manifest, host: Host) -> str:
-    """The call that repeats a run of a class that no plugin brings, such as one written in a notebook."""
-    known = dict(host.tasks).get(manifest.task)
-    kind = getattr(known.target, "__name__", manifest.task) if known is not None else manifest.task
-    given = f", settings={manifest.settings!r}" if manifest.settings else ""
-    return f"stagelens.run({kind}, preset={manifest.preset!r}{given}, seed={manifest.seed})"

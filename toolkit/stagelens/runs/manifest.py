@@ -115,6 +115,7 @@ def _fields() -> tuple[dict[str, Any], list[str]]:
 
 
 def this_process() -> dict[str, Any]:
+    """Returns the id of this process and the name of its machine, as a manifest stores them."""
     return {"process": os.getpid(), "host": socket.gethostname()}
 
 

@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 
 RUNS_ENVIRONMENT = "STAGELENS_RUNS"
 LOCK = "run.lock"
+SWEEPS, SWEEP_FILE, POINTS = "sweeps", "sweep.json", "points"  # of a sweep: its tables, and the runs of its grid points
 PHASE = "head_specialization/phase"
 
 
@@ -318,11 +319,11 @@ def catalogue(folder: str | Path | None = None, host: Host | None = None) -> lis
 
 def points_of(sweep: str | Path, runs: str | Path | None = None) -> list[Path]:
     """The finished runs of the sweep at a path, or of a name in the folder of sweeps; none where there is no such."""
-    for folder in (Path(sweep), runs_folder(runs) / "sweeps" / Path(sweep).name):
-        if not (folder / "sweep.json").exists():
+    for folder in (Path(sweep), runs_folder(runs) / SWEEPS / Path(sweep).name):
+        if not (folder / SWEEP_FILE).exists():
             continue
-        path = own(folder, "sweep.json")
-        points = folder.parent.parent / "points"
+        path = own(folder, SWEEP_FILE)
+        points = folder.parent.parent / POINTS
         try:
             rows = load_sealed(path)["table"]
             found = [points / safe_name(row["run"]) for row in rows if row["status"] == "finished"]

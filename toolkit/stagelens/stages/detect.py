@@ -27,6 +27,8 @@ ROUNDING = 8  # grid spacings: a smaller drop is rounding
 
 @dataclass(frozen=True)
 class Stage:
+    """A plateau or a transition of a curve."""
+
     kind: Literal["plateau", "transition"]
     start: float  # in steps, as are end and at
     end: float

@@ -1,15 +1,17 @@
 from .estimating import estimate as estimate
 from .laws import Law as Law, fit_law as fit_law
-from .measures import parse_measure as parse_measure
-from .sweeping import (
-    Sweep as Sweep,
+from .measures import Measure as Measure, parse_measure as parse_measure
+from .plan import (
     SweepPlan as SweepPlan,
-    Tally as Tally,
-    Watch as Watch,
     check_columns as check_columns,
-    execute as execute,
-    gather as gather,
     parse_columns as parse_columns,
     plan_sweep as plan_sweep,
+)
+from .sweeping import (
+    Sweep as Sweep,
+    Tally as Tally,
+    Watch as Watch,
+    execute as execute,
+    gather as gather,
     sweep as sweep,
 )

@@ -10,7 +10,7 @@ from warnings import warn
 import numpy as np
 from numpy.typing import NDArray
 
-from stagelens.base import UsageError
+from stagelens.base import UsageError, plain
 
 Array = NDArray[np.float64]
 COVERAGE = 0.95  # of the confidence intervals
@@ -66,17 +66,10 @@ class Law:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values; an end that is not known is None."""
-        exponents = {name: {k: _plain(v) for k, v in asdict(e).items()} for name, e in self.exponents.items()}
-        return {
-            "constant": self.constant,
-            "r2": _plain(self.r2),
-            "exponents": exponents,
-            "points": self.points,
-            "censored": self.censored,
-            "grid_points": self.grid_points,
-            "resampled": self.resampled,
-            "problem": self.problem,
-        }
+        keys = ("constant", "r2", "points", "censored", "grid_points", "resampled", "problem")
+        exponents = {name: asdict(exponent) for name, exponent in self.exponents.items()}
+        document: dict[str, Any] = plain({key: getattr(self, key) for key in keys} | {"exponents": exponents})
+        return document
 
     def __str__(self) -> str:
         powers = " ".join(f"{k}^{e}" for k, e in self.exponents.items())
@@ -225,7 +218,3 @@ def _solve(names: Sequence[str], design: Array, target: Array) -> Array:
 def _r2(target: Array, residuals: Array) -> float:
     spread, missed = float(np.sum((target - target.mean()) ** 2)), float(residuals @ residuals)
     return 1 - missed / spread if spread > 0 else 1.0
-
-
-def _plain(value: float) -> float | None:
-    return value if np.isfinite(value) else None

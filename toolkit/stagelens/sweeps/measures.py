@@ -25,7 +25,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stagelens.base import UsageError, unknown
-from stagelens.timelines import one_curve, parse_curve, parse_place
+from stagelens.timelines import first_crossing, one_curve, parse_curve, parse_place
 
 if TYPE_CHECKING:
     from stagelens.runs import Run
@@ -150,19 +150,12 @@ def _own_plateau(run: Run, end: float) -> Measured | None:
 
 
 def crossing(steps: Floats, values: Floats, threshold: str = THRESHOLD) -> Measured:
-    """The first step at which `values` [step] reach the threshold, from whichever side they start; interpolated."""
+    """Returns the first step at which `values` [step] reach the threshold; censored if they never do."""
     level = _threshold(threshold, float(values[0]))
     if threshold.endswith("%") and values[0] == 0:
         return Measured(nan, reason=f"the series starts at 0, so {threshold} of its start is no threshold")
-    side = np.sign(values[0] - level)
-    reached = np.flatnonzero((values - level) * side <= 0)
-    if not len(reached):
-        return Measured(float(steps[-1]), censored=True)
-    after = int(reached[0])
-    if after == 0:
-        return Measured(float(steps[0]))
-    part = (values[after - 1] - level) / (values[after - 1] - values[after])
-    return Measured(float(steps[after - 1] + part * (steps[after] - steps[after - 1])))
+    found = first_crossing(steps, values, level)
+    return Measured(float(steps[-1]), censored=True) if found is None else Measured(found)
 
 
 def _value_at(step: float, steps: Floats, values: Floats, name: str) -> Measured:

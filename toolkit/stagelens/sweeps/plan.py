@@ -6,7 +6,6 @@ and sweeps of the same task share the points that they have in common.
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -16,12 +15,20 @@ from typing import Any
 from stagelens.base import StagelensError, UsageError, content_name, unknown
 from stagelens.experiments import Config, Experiment, Task, as_settings, make_config
 from stagelens.host import Host, make_host
-from stagelens.runs import defects_in, free_name, held, load_manifest, runs_folder
+from stagelens.runs import (
+    POINTS,
+    defects_in,
+    free_name,
+    held,
+    load_manifest,
+    run_call,
+    run_command,
+    runs_folder,
+)
 from stagelens.sweeps.executors import Job
 from stagelens.sweeps.grid import Grid, make_grid
 from stagelens.training import resolve_task
 
-POINTS = "points"  # where `runs.points_of` looks for them
 ASIDE = {"defective": ".defective", "other": ".other"}  # added to a point's name, by its status: it is run again
 MOST_POINTS = 10_000  # a sweep of more asks whether that is meant
 
@@ -134,19 +141,16 @@ class SweepPlan:
         ]
 
     def command(self, point: Point) -> str:
-        """The command that repeats a point, in its place; Python for a class that no plugin brings."""
+        """Returns the command that repeats a grid point; a Python call for a class that no plugin brings."""
+        given = dict(setting.split("=", 1) for setting in self._given(point.settings))
         if not isinstance(self.task, str) and not self.plugin_dirs and self._is_nobodys:
-            given = dict(setting.split("=", 1) for setting in self._given(point.settings))
-            where = f"runs={str(self.folder)!r}, name={point.name!r}, resume=True"
-            call = f"preset={self.preset!r}, settings={given!r}, seed={point.seed}, probes={self.probes!r}"
-            return f"stagelens.run({self.kind.__name__}, {call}, device={self.device!r}, {where})"
-        plugins = [word for folder in self.plugin_dirs for word in ("--plugin-dir", str(folder))]
-        settings = [word for setting in self._given(point.settings) for word in ("--set", setting)]
-        words = ["stagelens", *plugins, "run", self.kind.id, "--preset", self.preset, *settings]
-        words += ["--probes", ",".join(self.probes)] if self.probes else []
+            place = {"runs": str(self.folder), "name": point.name, "resume": True}
+            options = {"probes": self.probes, "device": self.device, **place}
+            return run_call(self.kind.__name__, self.preset, given, point.seed, **options)
+        words = ["--probes", ",".join(self.probes)] if self.probes else []
         words += ["--device", self.device] if self.device != "auto" else []
-        place = ["--seed", str(point.seed), "--runs", str(self.folder), "--name", point.name, "--resume"]
-        return shlex.join([*words, *place])
+        words += ["--runs", str(self.folder), "--name", point.name, "--resume"]
+        return run_command(self.kind.id, self.preset, given, point.seed, self.plugin_dirs, words)
 
     @property
     def _is_nobodys(self) -> bool:

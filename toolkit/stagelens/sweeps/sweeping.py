@@ -13,42 +13,14 @@ from typing import TYPE_CHECKING, Any
 
 from stagelens.base import EnvironmentFault, UsageError, content_name, noting
 from stagelens.experiments import Experiment
-from stagelens.runs import Run
+from stagelens.runs import SWEEP_FILE, SWEEPS, Run
 from stagelens.sweeps.executors import Executor, make_executor
 from stagelens.sweeps.laws import Law, fit_law
 from stagelens.sweeps.measures import Measure, Measured, parse_measure
-from stagelens.sweeps.plan import (
-    MOST_POINTS,
-    POINTS,
-    Point,
-    SweepPlan,
-    check_columns,
-    column_value,
-    parse_columns,
-    plan_sweep,
-    setting_at,
-)
+from stagelens.sweeps.plan import Point, SweepPlan, check_columns, column_value, parse_columns, plan_sweep, setting_at
 
 if TYPE_CHECKING:
     import pandas
-
-__all__ = [
-    "MOST_POINTS",
-    "POINTS",
-    "Point",
-    "Sweep",
-    "SweepPlan",
-    "Tally",
-    "Watch",
-    "check_columns",
-    "execute",
-    "gather",
-    "parse_columns",
-    "plan_sweep",
-    "sweep",
-]
-
-SWEEPS, FILE = "sweeps", "sweep.json"  # where `runs.points_of` looks for them
 
 
 @dataclass(frozen=True)
@@ -318,7 +290,7 @@ class Sweep:
             self.table.to_parquet(aside, index=False)
         with noting(self.noted, "figures"):
             write_sweep_figures(self, self.folder / "figures")
-        save_sealed(self.folder / FILE, self.to_dict())
+        save_sealed(self.folder / SWEEP_FILE, self.to_dict())
 
     def to_dict(self) -> dict[str, Any]:
         """What `stagelens sweep --json` prints."""

@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stagelens.base import UsageError, unknown
+from stagelens.timelines.reading import CHANCE
 
 if TYPE_CHECKING:
     from stagelens.timelines.timeline import Column, Timeline
@@ -140,6 +141,44 @@ def average(column: Column, values: Floats) -> tuple[Column, Floats, str]:
     coords = tuple((dim, labels) for dim, labels in column.coords if dim in dims)
     left_over = replace(column, dims=dims, shape=shape, coords=coords)
     return left_over, middle(left, -1, column.labels), rule_of(wide, column.labels)
+
+
+@dataclass(frozen=True)
+class Lines:
+    """A series as lines over the steps: `values` [step, line], and a label for each line, such as `layer 0 head 2`.
+
+    `rule` says what was averaged; it is empty if nothing was.
+    """
+
+    column: Column
+    values: Floats
+    labels: list[str]
+    rule: str
+
+
+def lines_of(timeline: Timeline, name: str, most: float = np.inf) -> Lines:
+    """Returns each number of the series `name` as a line. A series of more than `most` is averaged by `average`."""
+    column, values, rule = timeline.column(name), timeline.series(name), ""
+    if column.size > most:
+        column, values, rule = average(column, values)
+    return Lines(column, values.reshape(len(values), -1), places(column), rule)
+
+
+def places(column: Column) -> list[str]:
+    """Returns a label for each number of a series, in order: `layer 0 head 2`. Dims of size one are left out."""
+    wide = [dim for dim, size in zip(column.dims, column.shape, strict=True) if size > 1]
+    words = [
+        [label if isinstance(label, str) else f"{dim} {label}" for label in column.coordinate(dim)] for dim in wide
+    ]
+    return [" ".join(chosen) for chosen in product(*words)]
+
+
+def chance_levels(timeline: Timeline, name: str) -> Floats:
+    """Returns the distinct chance levels of the series `name`, [step, level]; none if they were not recorded."""
+    if f"{name}{CHANCE}" not in timeline:
+        return np.empty((len(timeline.steps), 0))
+    values = timeline.series(f"{name}{CHANCE}")
+    return np.unique(values.reshape(len(values), -1), axis=1)
 
 
 def rule_of(dims: Sequence[str], labels: Sequence[str] = ()) -> str:

@@ -1,4 +1,4 @@
-"""Events: what the probes saw happen, and when, on the same axis as the stages."""
+"""Events in the readings of probes: changes of a label, and rises, each at its step."""
 
 from __future__ import annotations
 
@@ -8,38 +8,37 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from stagelens.timelines.curves import average
+from stagelens.timelines.crossings import first_crossing
+from stagelens.timelines.curves import lines_of
 from stagelens.timelines.reading import is_companion
-from stagelens.timelines.timeline import Column, Timeline
+from stagelens.timelines.timeline import Timeline
 
 Floats = NDArray[np.float64]
 
-HOLD = 3  # measurements that a new label must last to count
-LEAST_RISE = 0.2  # of the larger end: what rises less is not worth an event
-MOST_PLACES = 8  # a series of more elements is averaged over layers, heads and positions
+HOLD = 3  # measurements for which a new label must last
+LEAST_RISE = 0.2  # of the larger end: a smaller rise is no event
+MOST_LINES = 8  # a series of more numbers per step is averaged over layers, heads and positions
 
 
 def probe_events(timeline: Timeline) -> list[dict[str, Any]]:
-    """What happened in the series of `timeline`, each as `{step, what, series}`, sorted by step.
+    """Returns what happened in the series of `timeline`, each event as `{step, what, series}`, sorted by step.
 
-    A series of labels (a head's leading group, a layer's phase) gives an event when its label changes and the new one
-    lasts. A series of numbers that ends well above its start gives the time of its half rise.
+    A series of labels (a head's leading group, a layer's phase) has an event when its label changes and the new one
+    lasts. A series of numbers that ends well above its start has one when it reaches half of its rise.
     """
     found = []
     for name in timeline:
         if is_companion(name, timeline):
             continue
-        column, values = timeline.column(name), timeline.series(name)
-        happened = _label_changes if column.labels else _half_rises
-        for step, what in happened(column, timeline.steps, values):
-            found.append({"step": step, "what": what, "series": name})
+        happened = _label_changes if timeline.column(name).labels else _half_rises
+        found += [{"step": step, "what": what, "series": name} for step, what in happened(timeline, name)]
     return sorted(found, key=lambda event: (event["step"], event["series"]))
 
 
 def changes(codes: Floats, hold: int = HOLD) -> list[tuple[int, int, int]]:
-    """(index, before, after) of every change in `codes` [step] to a code that lasts `hold` measurements or to the end.
+    """Returns (index, before, after) of every change in `codes` [step] to a code that lasts.
 
-    nan is passed over; shorter visits count as part of what was before.
+    It lasts for `hold` measurements, or to the end. nan is ignored; a shorter visit belongs to the code before it.
     """
     there = np.flatnonzero(np.isfinite(codes))
     found: list[tuple[int, int, int]] = []
@@ -60,10 +59,10 @@ def changes(codes: Floats, hold: int = HOLD) -> list[tuple[int, int, int]]:
 
 
 def half_rise(steps: NDArray[Any], values: Floats) -> float | None:
-    """When `values` [step] passed half of its rise for good, interpolated; None where it did not clearly rise.
+    """Returns the step from which on `values` [step] stay above half of their rise; None if they do not clearly rise.
 
-    It clearly rose where the median of the last three values exceeds that of the first three by half of the whole
-    range and by a fifth of the larger one's size.
+    They clearly rise if the median of the last three values exceeds that of the first three by half of the whole
+    range, and by a fifth of the larger of the two.
     """
     there = np.isfinite(values)  # a run that diverges ends in infinities
     steps, values = steps[there], values[there]
@@ -73,41 +72,20 @@ def half_rise(steps: NDArray[Any], values: Floats) -> float | None:
     rise = last - first
     if rise <= 0 or rise < 0.5 * np.ptp(values) or rise < LEAST_RISE * max(abs(first), abs(last)):
         return None
-    half = first + rise / 2
-    below = int(np.flatnonzero(values < half)[-1])
-    if below + 1 == len(values):
-        return None
-    share = (half - values[below]) / (values[below + 1] - values[below])
-    return float(steps[below] + share * (steps[below + 1] - steps[below]))
+    return first_crossing(steps, values, first + rise / 2, rising=True, lasting=True)
 
 
-def _label_changes(column: Column, steps: NDArray[Any], values: Floats) -> Iterator[tuple[float, str]]:
-    flat = values.reshape(len(values), -1)
-    for index, place in enumerate(places(column)):
-        for at, before, after in changes(flat[:, index]):
-            yield steps[at].item(), f"{place}: {column.label(before)} → {column.label(after)}".removeprefix(": ")
+def _label_changes(timeline: Timeline, name: str) -> Iterator[tuple[float, str]]:
+    lines = lines_of(timeline, name)
+    for label, codes in zip(lines.labels, lines.values.T, strict=True):
+        for at, before, after in changes(codes):
+            change = f"{lines.column.label(before)} → {lines.column.label(after)}"
+            yield timeline.steps[at].item(), f"{label}: {change}".removeprefix(": ")
 
 
-def _half_rises(column: Column, steps: NDArray[Any], values: Floats) -> Iterator[tuple[float, str]]:
-    rule = ""
-    if column.size > MOST_PLACES:
-        column, values, rule = average(column, values)
-    flat = values.reshape(len(values), -1)
-    for index, place in enumerate(places(column)):
-        at = half_rise(steps, flat[:, index])
+def _half_rises(timeline: Timeline, name: str) -> Iterator[tuple[float, str]]:
+    lines = lines_of(timeline, name, MOST_LINES)
+    for label, values in zip(lines.labels, lines.values.T, strict=True):
+        at = half_rise(timeline.steps, values)
         if at is not None:
-            yield at, ": ".join(part for part in (place, rule, "half of its rise") if part)
-
-
-def places(column: Column) -> list[str]:
-    """A label for each number of a series, in order: `layer 0 head 2`; dims of size one are left out."""
-    wide = [(dim, size) for dim, size in zip(column.dims, column.shape, strict=True) if size > 1]
-    labels = [column.coordinate(dim) for dim, _ in wide]
-    return [
-        " ".join(_place(dim, labels[i][at]) for i, ((dim, _), at) in enumerate(zip(wide, index, strict=True)))
-        for index in np.ndindex(*(size for _, size in wide))
-    ]
-
-
-def _place(dim: str, label: Any) -> str:
-    return label if isinstance(label, str) else f"{dim} {label}"
+            yield at, ": ".join(part for part in (label, lines.rule, "half of its rise") if part)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from stagelens.base import UsageError, unknown
+from stagelens.base import UsageError, plain, unknown
 from stagelens.timelines.reading import Reading
 
 if TYPE_CHECKING:
@@ -113,7 +113,7 @@ def column_of(reading: Reading, shape: tuple[int, ...], known: Column | None = N
     labels = tuple(reading.labels)
     if known is not None and (known.dims, known.shape, known.coords) == form and known.labels == labels:
         return known
-    coords = tuple((dim, tuple(_plain(value) for value in values)) for dim, values in form[2])
+    coords = tuple((dim, tuple(plain(values, keep_nan=True))) for dim, values in form[2])
     return Column(reading.name, form[0], shape, coords, labels)
 
 
@@ -169,6 +169,7 @@ def _recoded(codes: Floats, new: Sequence[int]) -> Floats:
 
 
 def layout_to_json(layout: Layout) -> str:
+    """Returns the layout as one JSON text."""
     return json.dumps([[c.name, c.dims, c.shape, c.coords, c.labels] for c in layout])
 
 
@@ -320,7 +321,3 @@ class Timeline(Mapping[str, Any]):
     def __repr__(self) -> str:
         last = f", last {self.steps[-1]}" if len(self.steps) else ""
         return f"<Timeline: {len(self.steps)} steps{last}; {', '.join(self._columns)}>"
-
-
-def _plain(value: Any) -> Any:
-    return value.item() if hasattr(value, "item") else value

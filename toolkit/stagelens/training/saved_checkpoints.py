@@ -277,7 +277,7 @@ def _new_folder(runs: Path, name: str) -> Path:
 
 def _manifest(series: Series, recorder: Recorder, measured_on: str) -> Manifest:
     steps = list(series.files)
-    has_loss = recorder.scene.loss_function is not None
+    has_loss = recorder.context.loss_function is not None
     return Manifest(
         task="checkpoints",
         plugin="",

@@ -13,7 +13,7 @@ from torch.func import functional_call
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from stagelens.experiments import Batch
-from stagelens.recording import ModelChanged, Observed, Omitted, Probe, Recorder, Scene, Site, observe
+from stagelens.recording import ModelChanged, Observed, Omitted, Probe, ProbeContext, Recorder, Site, observe
 from stagelens.timelines import Reading
 from stagelens.training.stacking import Stacked
 
@@ -79,18 +79,18 @@ class StackedRecorder:
 
     def _stack_inputs(self) -> None:
         """Batches and directions as tensors [seed, ...], of which the batches of the recorders become views."""
-        scenes = [recorder.scene for recorder in self.recorders]
-        if any(_fixed_parts(scene) != _fixed_parts(scenes[0]) for scene in scenes):
+        scenes = [recorder.context for recorder in self.recorders]
+        if any(_fixed_parts(context) != _fixed_parts(scenes[0]) for context in scenes):
             raise Apart("groups, queries or the names of directions differ between seeds")
-        given = [(scene.batch, [torch.as_tensor(one) for one in scene.directions.values()]) for scene in scenes]
+        given = [(context.batch, [torch.as_tensor(one) for one in context.directions.values()]) for context in scenes]
         leaves, trees = zip(*map(tree_flatten, given), strict=True)
         if any(tree != trees[0] for tree in trees) or not all(isinstance(leaf, Tensor) for leaf in leaves[0]):
             raise Apart("the batches are not tensors alone")
         if sum(leaf.numel() for leaf in leaves[0]) > LARGEST:
             raise Apart("the batches are large")
         self._leaves, self._tree = [torch.stack(one) for one in zip(*leaves, strict=True)], trees[0]
-        for index, scene in enumerate(scenes):
-            scene.batch, _ = tree_unflatten([leaf[index] for leaf in self._leaves], self._tree)
+        for index, context in enumerate(scenes):
+            context.batch, _ = tree_unflatten([leaf[index] for leaf in self._leaves], self._tree)
 
     def _together(self, step: float, members: Sequence[int]) -> list[Observed]:
         recorders = [self.recorders[member] for member in members]
@@ -122,7 +122,7 @@ class _Lens(nn.Module):
 
     def __init__(self, recorder: Recorder, alone: Sequence[str], step: float) -> None:
         super().__init__()
-        self.model = recorder.scene.model
+        self.model = recorder.context.model
         self.recorder, self.alone, self.step = recorder, alone, step
         self.probes = {name: probe for name, probe in recorder.probes.items() if name not in alone}
         self.values: list[str] = []
@@ -131,9 +131,9 @@ class _Lens(nn.Module):
         self.tree: Any = None  # of the output
         self.after = bool(alone) or recorder.metrics is not None  # whether something is computed from the output
 
-    def _scene(self, batch: Batch, directions: Sequence[Tensor]) -> Scene:
+    def _scene(self, batch: Batch, directions: Sequence[Tensor]) -> ProbeContext:
         """What the member's probes see. What of the task is a function may depend on the seed, and is refused."""
-        own = self.recorder.scene
+        own = self.recorder.context
         return replace(
             own,
             batch=batch,
@@ -147,14 +147,14 @@ class _Lens(nn.Module):
         )
 
     def forward(self, given: Any, states: Iterable[tuple[tuple[str, str], Tensor]]) -> list[Tensor]:
-        scene = self._scene(*given)
+        context = self._scene(*given)
         _put_states(self.probes, _nested(states, self.probes))
-        observed = observe(scene, self.probes, None, _raise)
+        observed = observe(context, self.probes, None, _raise)
         after = list(_flat(_states(self.probes)))
         self.values = list(observed.values)
         self.readings = [(name, reading) for name, found in observed.readings.items() for reading in found]
         self.states = [name for name, _ in after]
-        output, self.tree = tree_flatten([scene.output, scene.loss] if self.after else [])
+        output, self.tree = tree_flatten([context.output, context.loss] if self.after else [])
         tensors = [
             *observed.values.values(),
             *(reading.values for _, reading in self.readings if isinstance(reading, Reading)),
@@ -207,9 +207,9 @@ def _nested(states: Iterable[tuple[tuple[str, str], Tensor]], names: Iterable[st
     return nested
 
 
-def _fixed_parts(scene: Scene) -> Any:
+def _fixed_parts(context: ProbeContext) -> Any:
     """What the vectorized pass takes from the first member, and must be the same in all."""
-    return list(scene.groups.items()), scene.queries, list(scene.directions)
+    return list(context.groups.items()), context.queries, list(context.directions)
 
 
 def _not_stacked(*_: Any) -> NoReturn:
@@ -233,7 +233,7 @@ def _check(recorder: Recorder, step: float, before: States, together: Observed) 
     _put_states(recorder.probes, before)
     alone = recorder.observe(step)
     _put_states(recorder.probes, after)
-    near, nearly = AGREE.get(next(recorder.scene.model.parameters()).dtype, (1e-2, 1e-3))
+    near, nearly = AGREE.get(next(recorder.context.model.parameters()).dtype, (1e-2, 1e-3))
     for one, other in zip(_listed(together), _listed(alone), strict=True):
         if isinstance(one, Omitted) or isinstance(other, Omitted):
             if (type(one), one.name) != (type(other), other.name):

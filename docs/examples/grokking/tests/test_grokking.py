@@ -1,4 +1,4 @@
-"""The plugin keeps its promises, and the Fourier probe knows a wave when it sees one."""
+"""The checks that every plugin should pass, and the Fourier probe on a hand-made wave."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Fourier analysis of what the model knows about the numbers."""
+"""Fourier analysis of the embedding of the numbers."""
 
 from __future__ import annotations
 
@@ -12,10 +12,11 @@ from torch import Tensor
 
 
 class Fourier(Probe):
-    """The embedding of 0, 1, ..., p - 1 as waves on a circle.
+    """The discrete Fourier transform of the embedding of 0, 1, ..., p - 1.
 
-    `power` is each frequency's share of the embedding's squared norm (the constant part left out), `concentration` what
-    the three strongest have together: about 3 / (p / 2) at random, near 1 where addition is done by a few rotations.
+    `power` is the fraction of the embedding's squared norm in each frequency, without the constant part.
+    `concentration` is the sum of the three largest: about 6 / p for a random embedding, and near 1 if the model adds by
+    a few rotations.
     """
 
     name = "fourier"
@@ -23,16 +24,16 @@ class Fourier(Probe):
     gives = ("power", "concentration")
     default = False
 
-    def applies(self, scene: Any) -> str | None:
-        return None if hasattr(scene.model, "W_E") else "the model has no embedding W_E"
+    def applies(self, context: Any) -> str | None:
+        return None if hasattr(context.model, "W_E") else "the model has no embedding W_E"
 
-    def readings(self, reduced: Reduced, scene: Any) -> Iterable[Reading]:
-        power = spectrum(scene.model.W_E[:-1])  # the last token is the sign `=`
+    def readings(self, reduced: Reduced, context: Any) -> Iterable[Reading]:
+        power = spectrum(context.model.W_E[:-1])  # the last token is the sign `=`
         yield Reading("power", power, ("frequency",), {"frequency": range(1, len(power) + 1)})
         yield Reading("concentration", power.topk(min(3, len(power))).values.sum())
 
 
 def spectrum(embedding: Tensor) -> Tensor:
-    """embedding [p, d] -> the share of each frequency 1, ..., p // 2."""
+    """Returns the fraction of the power of `embedding` [p, d] in each frequency 1, ..., p // 2."""
     power = torch.fft.rfft(embedding, dim=0).abs().square().sum(1)[1:]
     return power / power.sum()

@@ -1,0 +1,1 @@
+"""The paper's statements as claims: S1 to S7 about the toy model, S8 to S12 about transformers."""

@@ -1,0 +1,219 @@
+"""S10 to S12: what the paper states about transformers on key-value recall.
+
+The quick grids use transformers of width 64 instead of 256. As in `regression`, quick runs have more steps than their
+plateau took when the grid was chosen.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from stagelens import Check, Claim, Run, detect_stages
+from stagelens.claims import Lab, Value, at_least, at_most, equal, ordered, per_seed, reached, reported
+from stagelens.timelines import half_rise
+from stagelens_emergence.claims import measures
+from stagelens_emergence.claims.measures import Measure, Seeds, exponents_of, growing, listed, mean_length, shown
+
+
+class Context(NamedTuple):
+    """Pairs in a sequence, and tokens that keys and values are drawn from."""
+
+    pairs: int
+    tokens: int
+
+
+@dataclass(frozen=True)
+class RecallGrid:
+    """The settings of S10 to S12."""
+
+    answering: float  # accuracy at which the plateau ends
+    base: Context  # B and p are varied here
+    pairs: tuple[int, ...]  # with the tokens of `base`
+    tokens: tuple[int, ...]  # with the pairs of `base`
+    B: tuple[float, ...]
+    p: tuple[float, ...]
+
+    @property
+    def vary_pairs(self) -> list[Context]:
+        return [Context(pairs, self.base.tokens) for pairs in self.pairs]
+
+    @property
+    def vary_tokens(self) -> list[Context]:
+        return [Context(self.base.pairs, tokens) for tokens in self.tokens]
+
+    @property
+    def plateau(self) -> Measure:
+        """The length of a run's plateau on the test distribution."""
+        return partial(measures.plateau_of, threshold=self.answering)
+
+    @property
+    def train_plateau(self) -> Measure:
+        """The length of a run's plateau on the training distribution."""
+        return partial(measures.train_plateau_of, threshold=self.answering)
+
+
+RECALLS = {
+    "quick": RecallGrid(
+        answering=0.5,  # a guess among the values of the context has accuracy 1 / pairs, above the paper's 0.05
+        base=Context(pairs=4, tokens=16),
+        pairs=(3, 4, 8),
+        tokens=(8, 16, 32),
+        B=(2.0, 4.0),
+        p=(0.5, 1.0),
+    ),
+    "paper": RecallGrid(
+        answering=measures.ANSWERING,
+        base=Context(pairs=32, tokens=256),
+        pairs=(8, 16, 32),
+        tokens=(64, 128, 256),
+        B=(2.0, 4.0, 8.0, 16.0),
+        p=(0.1, 0.5, 0.9),
+    ),
+}
+
+
+def recall(lab: Lab, context: Context, **settings: Any) -> Seeds:
+    """Returns the recall of each seed. Quick runs get enough steps for their plateau to end."""
+    if lab.budget == "quick":
+        settings = {"steps": measures.next_hundred(9.9 * context.pairs**1.6 * context.tokens**0.5 + 100), **settings}
+    return lab.each_seed("emergence/recall", {**context._asdict(), **settings}, probes=("key_value",))
+
+
+def context_runs(lab: Lab, grid: RecallGrid) -> dict[Context, Seeds]:
+    """Returns the runs over pairs and over tokens, without repetition."""
+    return {context: recall(lab, context) for context in (*grid.vary_pairs, *grid.vary_tokens)}
+
+
+def in_context_runs(lab: Lab, grid: RecallGrid) -> dict[float, Seeds]:
+    """Returns the runs by B."""
+    return {B: recall(lab, grid.base, B=B) for B in grid.B}
+
+
+def cross_sample_runs(lab: Lab, grid: RecallGrid) -> dict[float, Seeds]:
+    """Returns the runs by p."""
+    return {p: recall(lab, grid.base, p=p) for p in grid.p}
+
+
+def last(run: Run, series: str) -> float:
+    """Returns the last value of a series."""
+    return float(run.timeline.scalar(series)[1][-1])
+
+
+class Emergence(Claim):
+    """The transition is one of the test loss."""
+
+    id = "S10"
+    title = "recall emerges; more pairs and more tokens delay it"
+    reference = "3.2, Fig. 4"
+
+    def checks(self, lab: Lab) -> Iterable[Check]:
+        grid = RECALLS[lab.budget]
+        pairs, tokens = grid.base
+        points = context_runs(lab, grid)
+        largest = points[grid.vary_pairs[-1]]
+        what = f"number of transitions of the test loss at {grid.pairs[-1]} pairs, {tokens} tokens"
+        yield per_seed(equal, what, largest, 1, "Fig. 4", of=transitions)
+        accuracies = {seed: round(last(run, "accuracy"), 3) for seed, run in largest.items()}
+        yield per_seed(at_least, "its last test accuracy", accuracies, 0.9, "Fig. 4")
+        for vary, where in (
+            (grid.vary_pairs, f"{tokens} tokens, {listed(grid.pairs)} pairs"),
+            (grid.vary_tokens, f"{pairs} pairs, {listed(grid.tokens)} tokens"),
+        ):
+            yield growing(f"plateaus at {where}", [points[context] for context in vary], grid.plateau, "Fig. 4")
+        law = measures.law_of(points, Context._fields, grid.plateau)
+        yield ordered("exponents of tokens, pairs", exponents_of(law, ("tokens", "pairs")), "Fig. 4 right: 0.79, 2.25")
+        paper = "0.55 tokens^0.79 pairs^2.25, R2 0.982"
+        yield from measures.law_checks(law, Context._fields, 0.9, paper, "Fig. 4 right")
+
+
+def transitions(run: Run) -> int:
+    """Returns the number of transitions of the test loss."""
+    return len(detect_stages(*run.timeline.scalar("loss")).transitions)
+
+
+class Repetition(Claim):
+    """Without repetition the query occurs in the context exactly once; with B it may also be missing (C.1)."""
+
+    id = "S11"
+    title = "repetition accelerates recall; too much of it overfits"
+    reference = "3.2, Figs. 5, 16"
+
+    def checks(self, lab: Lab) -> Iterable[Check]:
+        grid = RECALLS[lab.budget]
+        once = recall(lab, grid.base)
+        in_context, cross_sample = in_context_runs(lab, grid), cross_sample_runs(lab, grid)
+        speedup = []
+        for name, repeated in (("p", cross_sample), ("B", in_context)):
+            least, *_, most = repeated
+            what = f"test plateaus at {name} = {least:g}, without repetition"
+            yield growing(what, [repeated[least], once], grid.plateau, "Fig. 5")
+            falling = [*(repeated[value] for value in reversed(repeated)), once]
+            what = f"training plateaus at {name} = {listed(reversed(repeated))}, without repetition"
+            yield growing(what, falling, grid.train_plateau, "Fig. 16")
+            gaps = {seed: round(overfitting(run), 3) for seed, run in repeated[most].items()}
+            what = f"last training accuracy minus test accuracy at {name} = {most:g}"
+            yield per_seed(at_least, what, gaps, 0.1, "Fig. 5: overfitting")
+            speedup.append(mean_length(once, grid.plateau) / mean_length(repeated[least], grid.plateau))
+        what = f"factor by which p = {grid.p[0]:g}, and by which B = {grid.B[0]:g}, shortens the test plateau"
+        factors = reached([round(factor, 3) for factor in speedup])
+        yield ordered(what, factors, "3.2: in-context repetition does more")
+        rows = {"without repetition": once} | {f"B = {B:g}": runs for B, runs in in_context.items()}
+        rows |= {f"p = {p:g}": runs for p, runs in cross_sample.items()}
+        for name, runs in rows.items():
+            yield reported(f"test plateaus, {name}", [shown(run, grid.plateau) for run in runs.values()], "Fig. 5")
+
+
+def overfitting(run: Run) -> float:
+    """Returns the last accuracy on the training distribution minus the last test accuracy."""
+    return last(run, "key_value/train_accuracy") - last(run, "accuracy")
+
+
+class Circuit(Claim):
+    """Copying and selecting are those of the head that does most of each at the end."""
+
+    id = "S12"
+    title = "copying and selecting attention rise together with accuracy"
+    reference = "C.2, Fig. 17"
+
+    def checks(self, lab: Lab) -> Iterable[Check]:
+        grid = RECALLS[lab.budget]
+        runs = recall(lab, grid.vary_pairs[-1])
+        rises = {seed: half_rises(run) for seed, run in runs.items()}
+        what = "steps of half of the rise of accuracy, copying and selecting: (last - first) / mean"
+        yield per_seed(at_most, what, rises, 0.1, "Fig. 17", of=spread)
+        for name in ("accuracy", "copying", "selecting"):
+            found = reached([times[name] for times in rises.values()], "none")
+            yield reported(f"step of half of the rise of {name}", found, "Fig. 17")
+        for name in ("copying", "selecting"):
+            heads = [list(strongest(run, name)) for run in runs.values()]
+            yield reported(f"layer and head, counted from 0, with the most {name}", heads, "C.2")
+
+
+def spread(times: dict[str, float | None]) -> Value:
+    """Returns (last - first) / mean of the times, or words if one is missing."""
+    found = [time for time in times.values() if time is not None]
+    if len(found) < len(times):
+        return "one of them does not rise"
+    return round((max(found) - min(found)) / float(np.mean(found)), 3)
+
+
+def strongest(run: Run, name: str) -> tuple[int, int]:
+    """Returns the (layer, head) with the most `copying` or `selecting` attention at the end."""
+    final = run.timeline.series(f"key_value/{name}")[-1]  # [layer, head]
+    layer, head = np.unravel_index(int(final.argmax()), final.shape)
+    return int(layer), int(head)
+
+
+def half_rises(run: Run) -> dict[str, float | None]:
+    """Returns the steps of half of the rise of accuracy, and of the strongest heads' copying and selecting."""
+    steps, accuracy = run.timeline.scalar("accuracy")
+    times = {"accuracy": half_rise(steps, accuracy)}
+    for name in ("copying", "selecting"):
+        layer, head = strongest(run, name)
+        times[name] = half_rise(run.timeline.steps, run.timeline.series(f"key_value/{name}")[:, layer, head])
+    return {name: None if time is None else round(time, 1) for name, time in times.items()}

@@ -1,0 +1,283 @@
+"""S1 to S7: what the paper states about the toy model and its flow.
+
+`flow_plateaus` computes the plateau lengths of flows, in milliseconds each. The lab trains the models.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from itertools import product
+
+import numpy as np
+from numpy.typing import NDArray
+
+from stagelens import Check, Claim, Event, Law, Run, Timeline, fit_law
+from stagelens.claims import Lab, at_least, at_most, close, equal, ordered, per_seed, reached, reported
+from stagelens.experiments import solve
+from stagelens.timelines import first_crossing
+from stagelens_emergence import theory
+from stagelens_emergence.claims import measures
+from stagelens_emergence.claims.measures import DIMENSIONS, LENGTHS, LONG, PROBABILITIES, REPEATS, SCALE, fit_plateaus
+from stagelens_emergence.flow import flow_plateau, flow_plateaus, trajectory
+from stagelens_emergence.theory import ReducedModel, model_flow, paper_flow
+
+Floats = NDArray[np.float64]
+
+FIG1 = {"T": 512, "d": 64}
+SMALL = {"T": 128, "d": 64, "steps": 2200}  # the quick budget's size for Fig. 9: the same sqrt(d) / T as T = d = 256
+PROBES = ("single_location", "plateau_length")
+W, ALPHA = "single_location/w", "single_location/alpha"
+
+
+def rise_times(timeline: Timeline, names: Iterable[str], fraction: float = 0.1) -> list[float | None]:
+    """Returns for each series the step at which it has risen by `fraction` of its largest rise."""
+    curves = [timeline.scalar(name) for name in names]
+    return [first_crossing(x, y, y[0] + fraction * (y.max() - y[0]), rising=True) for x, y in curves]
+
+
+def drops(run: Run) -> int:
+    """Returns the number of transitions of the loss."""
+    return len(run.stages().transitions)
+
+
+def exponent_checks(law: Law, expected: dict[str, float], tolerance: float, r2: float, where: str) -> Iterable[Check]:
+    """Checks each exponent and R2 against the paper's; reports the constant and the confidence intervals."""
+    for key, value in expected.items():
+        yield close(f"exponent of {key}", law.exponents[key].value, value, tolerance, where, relative=False)
+    yield at_least("R2 of the fit in log space", law.r2, r2, where)
+    yield reported("constant of the power law", law.constant, where)
+    for key in expected:
+        ends = [law.exponents[key].low, law.exponents[key].high]
+        yield reported(f"95% confidence interval of the exponent of {key}, over the grid points", ends, where)
+
+
+class WeightsFirst(Claim):
+    id = "S1"
+    title = "weights first, attention second, then both"
+    reference = "Fig. 1a, b"
+    seeds = 5
+
+    def checks(self, lab: Lab) -> Iterable[Check]:
+        flow = lab.run("emergence/flow", FIG1)
+        times = reached(rise_times(flow.timeline, ("w", "alpha")))
+        yield ordered("flow: times at which w and alpha have made a tenth of their rise", times, "Fig. 1b")
+        yield equal("flow: number of drops of the loss", drops(flow), 1, "Fig. 1a")
+        loss = flow.timeline.scalar("loss")
+        begin, end = (first_crossing(*loss, part * loss[1][0]) for part in (0.9, 0.1))
+        sharpness = None if begin is None or end is None else (end - begin) / begin
+        what = "flow: time from 90% to 10% of the initial loss, divided by the time until 90%"
+        yield at_most(what, reached(sharpness), 0.1, "Fig. 1a")
+        runs = trained(lab)
+        what = "SGD: steps at which w and alpha have made a tenth of their rise"
+        yield per_seed(ordered, what, runs, "Fig. 9", of=lambda run: reached(rise_times(run.timeline, (W, ALPHA))))
+        yield per_seed(equal, "SGD: number of drops of the loss", runs, 1, "Fig. 9", of=drops)
+
+
+def trained(lab: Lab, **settings: float) -> dict[int, Run]:
+    """Returns Fig. 9's runs: SGD from a random W towards a random W*."""
+    size = {} if lab.budget == "paper" else SMALL
+    return lab.each_seed("emergence/toy", {**size, **settings}, preset="fig9", probes=PROBES)
+
+
+def trained_plateau(run: Run) -> float | str:
+    """Returns the plateau's length in the time of the flow, or that it outlasts the run."""
+    name = "plateau_length/steps"
+    steps = float(run.timeline.scalar(name)[1][-1]) if name in run.timeline else None
+    found: float | str = reached(steps, by=run.manifest.steps)
+    return found if isinstance(found, str) else found * float(run.experiment.config.lr)
+
+
+def delays(found: Mapping[int, float | str], own: Mapping[int, float], unit: float) -> list[float | str]:
+    """Returns how much later than its own reference each seed is, in units of `unit`; words if it has no time."""
+    return [when if isinstance(when, str) else reached((when - own[seed]) / unit) for seed, when in found.items()]
+
+
+class Reduction(Claim):
+    """Fig. 9 relaxes the assumptions on W* and W. The part of W orthogonal to W* does not decay on the plateau, which
+    delays its end by one to two d. So the plateau is also measured from W = 0, as Assumption 4 has it.
+    """
+
+    id = "S2"
+    title = "the reduced dynamics match SGD on the whole toy model"
+    reference = "Fig. 9"
+    seeds = 5
+
+    def checks(self, lab: Lab) -> Iterable[Check]:
+        random, zero = trained(lab), trained(lab, init_scale=0.0)
+        config = next(iter(random.values())).experiment.config
+        problem = paper_flow(config.T, config.d)
+        expected = flow_plateau(problem)
+        size = f"T = {config.T}, d = {config.d}, batches of {config.batch_size}"
+        what = f"{size}: plateau of SGD from a random W (flow: {expected:.0f})"
+        found = {seed: trained_plateau(run) for seed, run in random.items()}
+        yield per_seed(close, what, found, expected, 0.15, self.reference)
+        finished = [length for length in found.values() if not isinstance(length, str)]
+        mean = float(np.mean(finished)) / expected if finished else None
+        what = f"mean plateau of the {len(finished)} seeds that finish, divided by the flow's"
+        yield reported(what, reached(mean), self.reference)
+        starts = {seed: float(run.timeline.series(W)[0]) for seed, run in random.items()}
+        own = {seed: flow_plateau(problem, w_init=start) for seed, start in starts.items()}
+        yield reported("plateau of the flow from each seed's initial w", reached(list(own.values())), self.reference)
+        late = delays(found, own, config.d)
+        yield reported("delay of SGD relative to that flow, in units of d", late, "Assumption 4")
+        what = f"{size}: plateau of SGD from W = 0"
+        yield per_seed(close, what, zero, expected, 0.15, "Assumption 4", of=trained_plateau)
+
+
+class PowerLaw(Claim):
+    id = "S3"
+    title = "the plateau's length is a power law of T and d"
+    reference = "Fig. 1c"
+
+    def checks(self, lab: Lab) -> Iterable[Check]:  # noqa: ARG002
+        fit = measures.length_fit()
+        yield from exponent_checks(fit.law, {"T": 1.0, "d": 0.5}, 0.03, 0.998, self.reference)
+        what = "T = 2048: plateau divided by sqrt(pi/2) sqrt(d) T, for d = 16 to 256"
+        laws = [paper_flow(LENGTHS[-1], d).plateau_law() for d in DIMENSIONS]
+        ratios = [a / b for a, b in zip(fit.lengths[-len(laws) :], laws, strict=True)]
+        yield close(what, ratios, [1.0] * len(laws), 0.05, "alpha << 1, ours")
+        for small in ((32, 64, 128, 256, 512), (64, 128, 256, 512, 1024)):
+            found = measures.length_fit(small).law.exponents
+            what = f"exponents of T and d over T = {small[0]} to {small[-1]}, where T is not large"
+            yield reported(what, [found["T"].value, found["d"].value], "Assumption 5")
+
+
+class InContext(Claim):
+    """In Eq. 14 Delta a follows its own gradient. In the model of Eq. 2 the B scores of the relevant token share that
+    gradient, so attention grows B times slower. Both are measured.
+    """
+
+    id = "S4"
+    title = "in-context repetition divides T"
+    reference = "Fig. 2 left"
+
+    def checks(self, lab: Lab) -> Iterable[Check]:  # noqa: ARG002
+        sizes = list(product((1024, 2048, LONG), DIMENSIONS, REPEATS))
+        law = fit_plateaus((paper_flow(*size) for size in sizes), ("T", "B", "d")).law
+        yield from exponent_checks(law, {"T": 0.99, "B": -0.99, "d": 0.49}, 0.03, 0.998, self.reference)
+        tied = measures.in_context_fit().law
+        what = f"T = {LONG} alone, as in D.2: exponents of T / B and d, and R2"
+        yield reported(what, [tied.exponents["T / B"].value, tied.exponents["d"].value, tied.r2], "D.2")
+        model = fit_plateaus((model_flow(*size) for size in sizes), ("T", "B", "d")).law
+        what = "the model of Eq. 2, where each score follows its own gradient: exponent of B"
+        yield close(what, model.exponents["B"].value, -0.99, 0.03, "Eq. 2, 2.3", relative=False)
+        what = "the model of Eq. 2: exponents of T and d, and R2"
+        yield reported(what, [model.exponents["T"].value, model.exponents["d"].value, model.r2], "Eq. 2")
+
+
+class CrossSample(Claim):
+    """Up to p = 1/2. For larger p the other columns of W, which see 1 - p of the samples, are learned after attention
+    has emerged, and so set the length.
+    """
+
+    id = "S5"
+    title = "cross-sample repetition shortens the plateau as the linearization predicts"
+    reference = "Fig. 2 right"
+
+    def checks(self, lab: Lab) -> Iterable[Check]:  # noqa: ARG002
+        law = measures.cross_sample_fit().law
+        yield from exponent_checks(law, {SCALE: 1.02}, 0.05, 0.99, self.reference)
+        lengths = flow_plateaus(paper_flow(LONG, 256, p=p) for p in PROBABILITIES)
+        yield ordered("d = 256: plateaus at p = 0.5 down to 0", lengths[::-1], self.reference)
+        beyond = measures.cross_sample_fit(probabilities=(*PROBABILITIES, 0.6, 0.7, 0.8, 0.9)).law
+        yield reported("exponent and R2 with p up to 0.9", [beyond.exponents[SCALE].value, beyond.r2], "A.4.2")
+
+
+def early_distance(problem: ReducedModel, until: float) -> list[float]:
+    """Returns the largest distances of w from sinh and of Delta a from cosh - 1 up to lambda t = `until`.
+
+    Each is divided by the value of the linearized curve at the end.
+    """
+    times = np.linspace(0, until / problem.rate, 200)
+    w, delta_a = trajectory(problem, times)
+    curves = theory.linear_w(times, problem.rate), theory.linear_delta_a(times, problem.rate)
+    return [float(np.abs(a - b).max() / b[-1]) for a, b in zip((w[0], delta_a), curves, strict=True)]
+
+
+def linear_escape(lost: float, rate: float) -> float:
+    """Returns the time at which the linearized loss has fallen by `lost`, from solving Eq. 15 instead of a formula."""
+
+    def linear(_: float, state: Floats) -> list[float]:
+        return [rate * (1 + state[1]), rate * state[0]]
+
+    event = Event("escape", lambda _, state: float(2 * rate * state[0] * (1 + state[1]) - lost))
+    found = solve(linear, [0, 0], [0, 100 / rate], events=[event], method="RK45", rtol=1e-10, atol=1e-12)
+    return found.events["escape"]
+
+
+class Linearization(Claim):
+    id = "S6"
+    title = "w = sinh and Delta a = cosh - 1 early on, and the escape time"
+    reference = "Eqs. 5, 6, 15; Fig. 7"
+    forms: Mapping[theory.Form, str] = {"arcsinh": "arcsinh(x)", "appendix": "log(2x)", "main text": "log(x)"}
+
+    def checks(self, lab: Lab) -> Iterable[Check]:  # noqa: ARG002
+        problem = paper_flow(LONG, 512)
+        what = f"T = {LONG}, d = 512: distances of w from sinh and of Delta a from cosh - 1 up to lambda t = 1/4"
+        yield at_most(what, early_distance(problem, 0.25), 0.02, "Fig. 7, A.3.2")
+        yield reported("the same distances up to lambda t = 1/2", early_distance(problem, 0.5), "Fig. 7, A.3.2")
+        nearer = [early_distance(paper_flow(LONG, 2**15), until)[1] for until in (0.125, 0.25, 0.5)]
+        yield ordered("d = 32768: distances of Delta a up to lambda t = 1/8, 1/4, 1/2", nearer, "A.3.2")
+        for lost in (0.01, 0.8):
+            yield from self._escape(lost, problem.rate)
+        plateau = flow_plateau(problem) * problem.rate
+        forms = [theory.escape_time(0.8, problem.rate, form) * problem.rate for form in self.forms]
+        what = f"lambda t at epsilon = 0.8, T = {LONG}, d = 512: flow, sqrt(pi/2), arcsinh, log(2x), log(x)"
+        yield reported(what, [plateau, problem.plateau_law() * problem.rate, *forms], "Fig. 1c")
+
+    def _escape(self, lost: float, rate: float) -> Iterable[Check]:
+        """Compares the three forms of the escape time with the solution of the linearized dynamics."""
+        found = linear_escape(lost, rate)
+        where = f"linearized dynamics, T = {LONG}, d = 512, epsilon = {lost}"
+        errors = {text: theory.escape_time(lost, rate, form) / found - 1 for form, text in self.forms.items()}
+        what = f"{where}: escape time by arcsinh(x), divided by the measured one"
+        yield close(what, 1 + errors["arcsinh(x)"], 1.0, 1e-6, "A.3.2")
+        printed = {text: abs(errors[text]) for text in ("log(2x)", "log(x)")}
+        nearest = min(printed, key=printed.__getitem__)
+        yield equal(f"{where}: the printed form that is closer", nearest, "log(2x)", "Eq. 6")
+        yield reported(f"{where}: relative errors of log(2x) and log(x)", list(printed.values()), "A.3.2 and Eq. 6")
+
+
+class LatePhase(Claim):
+    """At the end of the drop w is off its equilibrium and relaxes to it at the rate 1/d; the checks wait five d."""
+
+    id = "S7"
+    title = "late, w is at its equilibrium and the Hessian splits"
+    reference = "A.3.3, Fig. 8"
+
+    def checks(self, lab: Lab) -> Iterable[Check]:
+        run = lab.run("emergence/flow", {**FIG1, "points": 800})
+        timeline, problem, times = run.timeline, paper_flow(**FIG1), run.timeline.steps
+        plateau = run.manifest.events.get("plateau_length", np.nan)
+        off = np.abs(timeline.series("w") / timeline.series("w_equilibrium") - 1)
+        what = "relative distance of w from w_inf(alpha), from 5 d after the plateau's end on"
+        late = off[times > plateau + 5 * problem.d]
+        yield at_most(what, reached(late.max(initial=-np.inf)), 0.02, "Fig. 8 middle")
+        what = "time from the plateau's end until the distance stays under 2%, in units of d"
+        settled = settling_time(times, off, 0.02) - plateau
+        yield reported(what, reached(settled / problem.d), "Fig. 8 middle")
+        smallest, largest = timeline.series("curvature/smallest"), timeline.series("curvature/largest")
+        first = [float(smallest[0]) / problem.rate, float(largest[0]) / problem.rate]
+        yield close("initial eigenvalues divided by B / (sqrt(d) T)", first, [-1.0, 1.0], 0.1, "A.3.2")
+        what = "time at which the loss is sharpest, divided by the plateau's length"
+        yield close(what, reached(float(times[largest.argmax()]) / plateau), 1.0, 0.05, "Fig. 8 right")
+        what = "largest eigenvalue at its maximum, divided by 1/d"
+        yield at_least(what, float(largest.max()) * problem.d, 2.0, "Fig. 8 right")
+        what = "largest eigenvalue at the end, divided by 1/d"
+        yield close(what, float(largest[-1]) * problem.d, 1.0, 0.02, "A.3.3")
+        flat, _ = theory.late_eigenvalues(problem, float(timeline.series("alpha")[-1]))
+        what = "smallest eigenvalue at the end, divided by 2 e^2 / (T - B)"
+        yield close(what, float(smallest[-1]) / flat, 1.0, 0.1, "A.3.3, ours")
+        e = np.geomspace(1e-3, 1e-1, 9)
+        at_rest = problem.hessian(problem.equilibrium(1 - e), np.log((problem.T - 1) / e * (1 - e)))
+        power = fit_law({"e": e.tolist()}, np.linalg.eigvalsh(at_rest)[:, 0].tolist()).exponents["e"].value
+        what = "at w_inf: exponent of the smallest eigenvalue in e = 1 - B alpha (A.3.3 prints 1)"
+        yield close(what, power, 2.0, 0.1, "A.3.3, ours", relative=False)
+
+
+def settling_time(times: Floats, off: Floats, limit: float) -> float:
+    """Returns the first recorded time from which on `off` stays within `limit`; nan if it does not by the end."""
+    outside = np.flatnonzero(off > limit)
+    if not len(outside):
+        return float(times[0])
+    return float(times[outside[-1] + 1]) if outside[-1] + 1 < len(times) else float("nan")

@@ -1,0 +1,1 @@
+"""The paper's figures: of the toy model and its flow, and of transformers."""

@@ -1,0 +1,233 @@
+"""Figs. 3 to 5, 11 and 13 to 17: transformers.
+
+A figure over a grid takes the finished runs of the grid in any order:
+
+    fig3([sl.load(folder) for folder in folders])
+
+The functions at the end draw each figure from the runs of the claims, for `stagelens figure emergence NAME`.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import NullLocator
+
+from stagelens.figures import THEORY, line_style, panels
+from stagelens_emergence.claims import recall, regression
+from stagelens_emergence.claims.measures import ANSWERING, LEARNED, LEAVING, Seeds, plateau_of
+
+if TYPE_CHECKING:
+    from stagelens import Run
+    from stagelens.claims import Lab
+
+
+def setting(run: Run, key: str) -> Any:
+    """Returns a run's value of a config key; "once" if recall has no B."""
+    value = run.manifest.config[key]
+    return "once" if value is None else value
+
+
+def values_of(runs: Iterable[Run], key: str) -> list[Any]:
+    """Returns the different values of a config key, sorted, words first."""
+    return sorted({setting(run, key) for run in runs}, key=lambda v: (not isinstance(v, str), v))
+
+
+def commonest(runs: Sequence[Run], key: str) -> list[Run]:
+    """Returns the runs that have the most common value of `key`."""
+    if not runs:
+        return []
+    value = Counter(setting(run, key) for run in runs).most_common(1)[0][0]
+    return [run for run in runs if setting(run, key) == value]
+
+
+def draw_lengths(axis: Axes, runs: Sequence[Run], x: str, by: str, threshold: float) -> None:
+    """Draws plateau lengths over `x`: for each value of `by` a line through the seed means, and a dot for each run.
+
+    A run whose plateau has not ended is an open triangle at its last step.
+    """
+    for index, value in enumerate(values_of(runs, by)):
+        line = [run for run in runs if setting(run, by) == value]
+        style = line_style(index)
+        at = np.array([setting(run, x) for run in line], dtype=float)  # [run]
+        lengths = np.array([plateau_of(run, threshold) for run in line], dtype=float)  # [run], nan: not ended
+        means = [lengths[at == position].mean() for position in np.unique(at)]
+        axis.plot(np.unique(at), means, label=f"{by} = {value}", **style)
+        axis.plot(at, lengths, "o", ms=3, color=style["color"])
+        late = np.isnan(lengths)
+        steps = np.array([run.manifest.steps for run in line], dtype=float)
+        axis.plot(at[late], steps[late], "^", ms=5, mfc="none", color=style["color"])
+    axis.set(xscale="log", yscale="log", xlabel=x, ylabel="plateau length, steps")
+    ticks = values_of(runs, x)
+    axis.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
+    axis.xaxis.set_minor_locator(NullLocator())
+    _legend(axis)
+
+
+def draw_curves(axis: Axes, runs: Sequence[Run], by: str, series: str) -> None:
+    """Draws `series` over the steps, one line for each run, in one style for each value of `by`."""
+    for index, value in enumerate(values_of(runs, by)):
+        for number, run in enumerate(run for run in runs if setting(run, by) == value):
+            label = None if number else f"{by} = {value}"
+            axis.plot(*run.timeline.scalar(series), label=label, **line_style(index) | {"lw": 1.2})
+    axis.set(xlabel="step", ylabel=series.rpartition("/")[2].replace("_", " "))
+    _legend(axis)
+
+
+def _legend(axis: Axes) -> None:
+    """Draws the legend, or a note if the panel has no runs."""
+    if axis.lines:
+        axis.legend()
+    else:
+        axis.text(0.5, 0.5, "no such runs", ha="center", va="center", transform=axis.transAxes, color="0.5")
+
+
+def fig3(runs: Sequence[Run]) -> Figure:
+    """Draws the plateau length over d, for several T, B and p."""
+    figure, axes = panels(1, 3, "Fig. 3: plateau length of transformers in T, d, B and p")
+    plain = [run for run in runs if setting(run, "p") == 0]
+    draw_lengths(axes[0, 0], [run for run in plain if setting(run, "B") == 1], "d", "T", LEARNED)
+    at = {setting(run, "T") for run in plain if setting(run, "B") > 1}
+    draw_lengths(axes[0, 1], [run for run in plain if setting(run, "T") in at], "d", "B", LEARNED)
+    at = {setting(run, "T") for run in runs if setting(run, "p") > 0}
+    single = [run for run in runs if setting(run, "B") == 1 and setting(run, "T") in at]
+    draw_lengths(axes[0, 2], single, "d", "p", LEAVING)
+    return figure
+
+
+def fig4(runs: Sequence[Run], threshold: float = ANSWERING) -> Figure:
+    """Draws loss and accuracy for several numbers of pairs, and the plateau length over the number of tokens."""
+    figure, axes = panels(1, 3, "Fig. 4: recall emerges, later with more pairs and more tokens")
+    same = commonest(runs, "tokens")
+    draw_curves(axes[0, 0], same, "pairs", "loss")
+    draw_curves(axes[0, 1], same, "pairs", "accuracy")
+    draw_lengths(axes[0, 2], runs, "tokens", "pairs", threshold)
+    return figure
+
+
+def fig5(runs: Sequence[Run]) -> Figure:
+    """Draws test and training accuracy over the steps, for several B and p; the second row is Fig. 16."""
+    figure, axes = panels(2, 2, "Figs. 5 and 16: repetition accelerates recall; too much of it overfits")
+    in_context = [run for run in runs if setting(run, "p") == 0]
+    cross_sample = [run for run in runs if setting(run, "p") > 0]
+    bases = {setting(run, "B") for run in cross_sample}
+    cross_sample += [run for run in in_context if setting(run, "B") in bases]
+    for row, series in enumerate(("accuracy", "key_value/train_accuracy")):
+        draw_curves(axes[row, 0], in_context, "B", series)
+        draw_curves(axes[row, 1], cross_sample, "p", series)
+    return figure
+
+
+def fig11(runs: Sequence[Run]) -> Figure:
+    """Draws the test loss of regressions, and the largest attention of a head to the relevant token."""
+    figure, axes = panels(1, 2, "Fig. 11: sharp transitions of transformers")
+    for index, run in enumerate(runs):
+        label = f"T = {setting(run, 'T')}, d = {setting(run, 'd')}"
+        axes[0, 0].plot(*run.timeline.scalar("loss"), label=label, **line_style(index))
+        if "relevant_attention/mass" in run.timeline:
+            steps, mass = run.timeline.steps, run.timeline.series("relevant_attention/mass")  # [step, layer, head]
+            axes[0, 1].plot(steps, mass.max((1, 2)), label=label, **line_style(index))
+    axes[0, 0].axhline(LEARNED, zorder=0, **THEORY)
+    axes[0, 0].set(xlabel="step", ylabel="test loss", ylim=(0, 0.65))
+    axes[0, 0].legend()
+    axes[0, 1].set(xlabel="step", ylabel="attention to the relevant token", ylim=(0, 1.02))
+    return figure
+
+
+def fig13(runs: Sequence[Run]) -> Figure:
+    """Draws the plateau length over d, for several numbers of layers and of heads."""
+    figure, axes = panels(1, 2, "Fig. 13: layers and heads")
+    draw_lengths(axes[0, 0], commonest(runs, "heads"), "d", "layers", LEARNED)
+    draw_lengths(axes[0, 1], commonest(runs, "layers"), "d", "heads", LEARNED)
+    return figure
+
+
+def _split(runs: Sequence[Run], title: str, parts: Sequence[tuple[str, Callable[[Run], bool]]]) -> Figure:
+    """Draws the plateau length over d and T, one panel for each (name, condition on a run)."""
+    figure, axes = panels(1, len(parts), title)
+    for axis, (name, belongs) in zip(axes[0], parts, strict=True):
+        draw_lengths(axis, [run for run in runs if belongs(run)], "d", "T", LEARNED)
+        axis.set_title(name)
+    return figure
+
+
+def fig14(runs: Sequence[Run]) -> Figure:
+    """Draws the plateau length over d and T, if the token is found by feature, by either, or by position."""
+    return _split(
+        runs,
+        "Fig. 14: position and feature",
+        (
+            ("feature, random position", lambda run: setting(run, "position") == "random"),
+            ("feature, fixed position", lambda run: setting(run, "position") == "fixed" and setting(run, "feature")),
+            ("no feature, fixed position", lambda run: not setting(run, "feature")),
+        ),
+    )
+
+
+def fig15(runs: Sequence[Run]) -> Figure:
+    """Draws the plateau length over d and T, for SGD and for Adam."""
+    kinds = ("sgd", "adam")
+    parts = [(kind.upper(), lambda run, k=kind: setting(run, "optimizer") == k) for kind in kinds]
+    return _split(runs, "Fig. 15: SGD and Adam", parts)
+
+
+def fig17(run: Run) -> Figure:
+    """Draws accuracy, copying and selecting attention of one run of recall: one line per head, one style per layer."""
+    figure, axes = panels(1, 3, f"{run.name}: the induction head emerges (Fig. 17)")
+    timeline = run.timeline
+    axes[0, 0].plot(*timeline.scalar("accuracy"), label="no repetition", **line_style(0))
+    if "key_value/copying" not in timeline:
+        return figure
+    axes[0, 0].plot(*timeline.scalar("key_value/train_accuracy"), label="as trained", **line_style(1))
+    axes[0, 0].set(xlabel="step", ylabel="accuracy", ylim=(0, 1.02))
+    axes[0, 0].legend()
+    for axis, name, what in (
+        (axes[0, 1], "copying", "copying: value to its key"),
+        (axes[0, 2], "selecting", "selecting: query to its answer"),
+    ):
+        series = timeline.series(f"key_value/{name}")  # [step, layer, head]
+        for layer in range(series.shape[1]):
+            lines = axis.plot(timeline.steps, series[:, layer], **line_style(layer) | {"lw": 1.0})
+            lines[0].set_label(f"layer {layer + 1}")
+        axis.set(xlabel="step", ylabel="attention", ylim=(0, 1.02), title=what)
+        axis.legend()
+    return figure
+
+
+def runs_of(*groups: Iterable[Seeds]) -> list[Run]:
+    """Returns the runs of all seeds of all grid points of all groups."""
+    return [run for group in groups for runs in group for run in runs.values()]
+
+
+def lab_fig3(lab: Lab) -> Figure:
+    grid = regression.REGRESSIONS[lab.budget]
+    return fig3(runs_of(regression.law_runs(lab, grid).values(), *regression.cross_sample_runs(lab, grid)))
+
+
+def lab_fig4(lab: Lab) -> Figure:
+    grid = recall.RECALLS[lab.budget]
+    return fig4(runs_of(recall.context_runs(lab, grid).values()), grid.answering)
+
+
+def lab_fig5(lab: Lab) -> Figure:
+    grid = recall.RECALLS[lab.budget]
+    repeated = recall.in_context_runs(lab, grid), recall.cross_sample_runs(lab, grid)
+    return fig5(runs_of([recall.recall(lab, grid.base)], *(runs.values() for runs in repeated)))
+
+
+def lab_fig13(lab: Lab) -> Figure:
+    return fig13(runs_of(regression.size_runs(lab, regression.REGRESSIONS[lab.budget]).values()))
+
+
+def lab_fig14(lab: Lab) -> Figure:
+    grid = regression.REGRESSIONS[lab.budget]
+    return fig14(runs_of([regression.regression(lab, grid.ablated)], regression.fixed_runs(lab, grid).values()))
+
+
+def lab_fig15(lab: Lab) -> Figure:
+    return fig15(runs_of(*regression.optimizer_runs(lab, regression.REGRESSIONS[lab.budget]).values()))

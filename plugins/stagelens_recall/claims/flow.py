@@ -1,0 +1,161 @@
+"""The claims about the gradient flow: R3 to R8."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+import numpy as np
+
+from stagelens import Check, Claim, Run
+from stagelens.claims import NOT_REACHED, Lab, at_least, at_most, close, equal, reached, reported
+from stagelens.timelines import line_fit
+from stagelens_recall import theory
+from stagelens_recall.claims.measures import ORDER, RESPONSES, drift, escape_time, farthest, loss_distance
+from stagelens_recall.config import RecallFlowConfig
+from stagelens_recall.flow import RecallFlow
+
+FIRST_JUMP = {"betas": [0.1, 0.0, 0.0], "time": 5000.0, "rtol": 1e-12, "atol": 1e-14}  # I_1 with epsilon = 0.1
+
+
+class DirectionalBias(Claim):
+    id = "R3"
+    title = "from I_1, the first head moves along e_1 and 1 only, towards its own token"
+    reference = "Theorem 3.1a, b"
+
+    def checks(self, lab: Lab) -> Iterable[Check]:
+        w = lab.run("recall/flow", FIRST_JUMP).timeline.series("w")  # [time, head, token]
+        spread = float(np.ptp(w[:, 0, 1:], axis=1).max())
+        yield at_most("distance of w^1 from span(e_1, 1)", spread, 1e-8, "Theorem 3.1a")
+        least = [np.diff(w[:, 0, 0]).min(), -np.diff(w[:, 0, 1:], axis=0).max()]
+        what = "least rise of w^1_1 and least fall of w^1_i between two recorded times"
+        yield at_least(what, least, 1e-15, "Theorem 3.1b")
+        yield at_most("largest score of the other heads", float(np.abs(w[:, 1:]).max()), 0.0, "after Theorem 3.1")
+
+
+class FirstJump(Claim):
+    id = "R4"
+    title = "the first jump follows two equations, with Xi as in the proof and not as in Eq. 4"
+    reference = "Theorem 3.1c"
+
+    def checks(self, lab: Lab) -> Iterable[Check]:
+        full = lab.run("recall/flow", FIRST_JUMP)
+        ours = lab.run("recall/flow", {**FIRST_JUMP, "system": "first-jump"})
+        eq4 = lab.run("recall/flow", {**FIRST_JUMP, "system": "first-jump", "rate": 2.0})
+        for name in ("alpha", "beta"):
+            distance = farthest(full.timeline, ours.timeline, name)
+            what = f"largest distance of {name}_1 between the two equations and the full flow"
+            yield at_most(what, distance, 1e-6, "Theorem 3.1c, Lemma C.3")
+        times = {run: escape_time(run) for run in (full, ours, eq4)}
+        what = "time of the jump by the equations with Xi = -(1 + gamma) E Delta_11, over that of the full flow"
+        yield close(what, reached(times[ours] / times[full]), 1.0, 1e-6, "proof of Theorem 3.1, before Xi is named")
+        what = "time of the jump by the equations with Eq. 4's Xi, twice as large, over that of the full flow"
+        yield reported(what, reached(times[eq4] / times[full]), "Eq. 4")
+        forms = {"without Eq. 4's factor 2": times[ours], "with Eq. 4's factor 2": times[eq4]}
+        known = np.isfinite(list(times.values())).all()
+        closest = min(forms, key=lambda form: abs(forms[form] - times[full])) if known else NOT_REACHED
+        yield equal("the form that the flow supports", closest, "without Eq. 4's factor 2", "Eqs. 4, 5, 6")
+
+
+class RecallConservation(Claim):
+    id = "R5"
+    title = "f(alpha) - beta^2/4 is conserved, with the proof's sign of the last term"
+    reference = "Theorem 3.1d"
+
+    def checks(self, lab: Lab) -> Iterable[Check]:
+        for system in ("full", "first-jump"):
+            timeline = lab.run("recall/flow", {**FIRST_JUMP, "system": system}).timeline
+            drifts = {form: drift(timeline, form) for form in ("proof", "statement")}
+            yield at_most(f"drift with + (k-1)/k [...], {system} system", drifts["proof"], 1e-8, "proof, B.1")
+            yield reported(f"drift with - (k-1)/k [...], {system} system", drifts["statement"], "statement, 3.1d")
+        yield equal("the sign that is conserved", min(drifts, key=lambda form: drifts[form]), "proof", "Theorem 3.1d")
+
+
+class FirstPlateauLength(Claim):
+    id = "R6"
+    title = "the first plateau lasts O(1/epsilon)"
+    reference = "after Theorem 3.1"
+
+    def checks(self, lab: Lab) -> Iterable[Check]:
+        epsilons = [0.04, 0.02, 0.01, 0.005]
+        laws = [theory.escape_law(epsilon, ORDER, RESPONSES) for epsilon in epsilons]
+        times = [
+            escape_time(lab.run("recall/flow", {"betas": [epsilon, 0.0, 0.0], "time": 2 * law, "points": 50}))
+            for epsilon, law in zip(epsilons, laws, strict=True)
+        ]
+        exponent = line_fit(np.log(epsilons), np.log(times)).slope
+        what = "exponent of the plateau's length in epsilon"
+        yield close(what, reached(exponent), -1.0, 0.05, self.reference, relative=False)
+        what = "length at epsilon = 0.005 over (pi/2)(k-1)/(c Xi_0 epsilon), c^2 = 2(k-1)/k"
+        yield close(what, reached(times[-1] / laws[-1]), 1.0, 0.02, "s = epsilon tan(epsilon T), with our constants")
+
+
+class LateGrowth(Claim):
+    id = "R7"
+    title = "after the jump alpha grows like log log t"
+    reference = "Eq. 3"
+
+    def checks(self, lab: Lab) -> Iterable[Check]:
+        settings = {"betas": [0.1, 0.0, 0.0], "system": "first-jump", "time": 1e12, "points": 600, "method": "LSODA"}
+        timeline = lab.run("recall/flow", settings).timeline
+        late = timeline.steps > 100 * theory.escape_time(0.1, ORDER, RESPONSES)
+        line = line_fit(np.log(np.log(timeline.steps[late])), timeline.series("alpha")[late, 0])
+        what = "R2 of alpha over log log t, from 100 plateau lengths to t = 1e12"
+        yield at_least(what, reached(line.r2), 0.98, self.reference)
+        yield reported("slope of alpha over log log t (1 to leading order)", reached(line.slope), self.reference)
+
+
+class LaterJumps(Claim):
+    """Compares jump h with the first jump of order k - h + 1, in two versions.
+
+    I_h of A.6 starts head h from w^h = 0 over all k tokens of its window. The learned heads have settled h - 1 of them:
+    these cannot match any more, but have a part of the softmax. The first jump of order k - h + 1 has no such tokens.
+    So the first comparison is as stated; in the second, head h does not see those tokens.
+    """
+
+    id = "R8"
+    title = "later jumps are first jumps of lower order"
+    reference = "Proposition A.2"
+
+    def checks(self, lab: Lab) -> Iterable[Check]:
+        yield from self._stationary()
+        for h in (2, 3):
+            where, lower = "Proposition A.2b", ORDER - h + 1
+            plain, blind, first = (self._jump(lab, h, kind) for kind in ("plain", "blind", "first"))
+            what = f"jump {h} from I_{h}: largest distance of its loss from the first jump of order {lower}, in drops"
+            yield at_most(what, reached(loss_distance(plain, first, h)), 0.05, where)
+            what = f"jump {h} from I_{h}: its time over that of the first jump; k/(k - h + 1) = {ORDER / lower:.4g}"
+            yield reported(what, reached(escape_time(plain) / escape_time(first)), where)
+            what = f"jump {h}, settled tokens masked for head {h}: largest distance of the same losses, in drops"
+            yield at_most(what, reached(loss_distance(blind, first, h)), 1e-6, "proof of Proposition A.2, on P_S")
+
+    def _stationary(self) -> Iterator[Check]:
+        """Yields the checks that the gradients of learned heads vanish as e^-c (A.2a)."""
+        scores = [10.0, 15.0, 20.0, 25.0, 30.0]
+        for h in (2, 3):
+            sizes = np.log([_learned_gradients(h, c) for c in scores])  # [score, parameter]
+            slopes = [line_fit(scores, column).slope for column in sizes.T]
+            what = f"I_{h}: slope of the log gradients of learned heads' w and beta over c, the score of a match"
+            yield close(what, slopes, [-1.0, -1.0], 0.05, "Proposition A.2a")
+
+    def _jump(self, lab: Lab, h: int, kind: str) -> Run:
+        """Returns the flow of jump h from I_h (`plain` or `blind`), or of the `first` jump of lower order."""
+        betas = _betas_of_jump(h)
+        if kind == "first":
+            settings = {"order": ORDER - h + 1, "betas": list(betas[h - 1 :]), "system": "first-jump"}
+        else:
+            settings = {"betas": list(betas), "learned": h - 1, "blind": kind == "blind"}
+        return lab.run("recall/flow", {**settings, "time": 2500.0})
+
+
+def _betas_of_jump(h: int) -> tuple[float, ...]:
+    """Returns the betas of I_h: 0.05 for head h, 0 for later heads. The flow sets those of learned heads itself."""
+    return (0.1,) * (h - 1) + (0.05,) + (0.0,) * (ORDER - 1 - h)
+
+
+def _learned_gradients(h: int, c: float) -> list[float]:
+    """Returns the largest gradients of w and of beta over the learned heads of I_h, scaled as in Eqs. 7 and 8."""
+    start = RecallFlow(RecallFlowConfig(betas=_betas_of_jump(h), learned=h - 1, learned_score=c)).initial()
+    d_w, d_beta = theory.population_gradient(start["w"], start["beta"], RESPONSES)
+    beta = start["beta"][: h - 1]
+    scaled = np.abs(d_w[: h - 1]).max(1) / beta**2, np.abs(d_beta[: h - 1]) / beta
+    return [float(part.max()) for part in scaled]

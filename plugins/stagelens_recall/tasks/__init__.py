@@ -1,0 +1,1 @@
+"""The trained tasks: the simplified model, and models on sampled sequences."""

@@ -1,0 +1,1 @@
+"""The data: random tokens of the toy tasks, and text."""

@@ -1,0 +1,1 @@
+"""The trained tasks: the toy models, and a transformer on text."""

@@ -1,0 +1,97 @@
+"""A standard transformer on natural language (B.1, Fig. 2)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+from transformer_lens import HookedRootModule
+
+from stagelens import Prediction, Schedule, Task
+from stagelens.experiments import Config
+from stagelens.models import build_transformer
+from stagelens_rich.config import TextConfig
+from stagelens_rich.data.corpus import WIKITEXT, Corpus, load_corpus, stretches
+from stagelens_rich.data.ngrams import ngram_losses
+from stagelens_rich.losses import next_token_loss
+
+WIKITEXT_TOKENS = 2_088_628  # tokens of wikitext-2's training part
+
+
+class Text(Task):
+    """Two layers of two heads with learnable ALiBi slopes, layer norms and MLPs; plain SGD on the cross-entropy."""
+
+    id = "rich/text"
+    title = "a two-layer transformer with learnable ALiBi slopes on natural language"
+    Config: ClassVar[type[Config]] = TextConfig
+    presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {
+        "quick": {"steps": 800, "batch_size": 16, "lr": 0.4, "eval_size": 64},
+        "paper": {
+            "corpus": WIKITEXT,
+            "vocab": 33278,
+            "L": 200,
+            "D": 128,
+            "W": 512,
+            "batch_size": 32,
+            "lr": 0.1,
+            "steps": 1500 * (WIKITEXT_TOKENS // (200 * 32)),  # 1500 epochs
+            "eval_size": 32,
+        },
+    }
+    probes: ClassVar[Sequence[str]] = ("attention_sparsity", "induction", "weight_norms", "position_norms")
+
+    @cached_property
+    def corpus(self) -> Corpus:
+        c = self.config
+        return load_corpus(c.corpus, c.vocab, c.L + 1)
+
+    def build_model(self) -> HookedRootModule:
+        c = self.config
+        return build_transformer(
+            n_layers=2,
+            n_heads=2,
+            d_model=c.D,
+            d_mlp=c.W,
+            n_ctx=c.L,
+            d_vocab=len(self.corpus.words),
+            positions="alibi",
+            alibi_slope=c.sigma_init,
+            init_scale=c.sigma_init / (0.8 / c.D**0.5),  # scale 1 has this standard deviation
+            seed=self.seed,
+        )
+
+    def sample(self, n: int, generator: torch.Generator) -> Tensor:
+        """Returns stretches of the held-out text, [n, L + 1], for evaluation and probes."""
+        return stretches(self.corpus.held_out, self.config.L + 1, n, generator)
+
+    def sample_train(self, n: int, generator: torch.Generator) -> Tensor:
+        """Returns stretches of the training text, [n, L + 1]."""
+        return stretches(self.corpus.train, self.config.L + 1, n, generator)
+
+    def loss(self, model: HookedRootModule, batch: Tensor) -> Tensor:
+        """Returns the cross-entropy of the next token, in nats."""
+        return next_token_loss(model(batch[:, :-1]), batch)
+
+    def optimizer(self, model: HookedRootModule) -> torch.optim.Optimizer:
+        return torch.optim.SGD(model.parameters(), lr=self.config.lr)
+
+    @cached_property
+    def ngrams(self) -> dict[str, float]:
+        """The losses of n-gram models on the held-out text, by name."""
+        return ngram_losses(self.corpus.train, self.corpus.held_out, len(self.corpus.words))
+
+    def predictions(self) -> Sequence[Prediction]:
+        """Returns the losses of n-gram models, the levels of a lazy learner."""
+        reference = "estimated on the training text, Witten-Bell smoothing, held-out text"
+        return [Prediction(name, "level", loss, reference) for name, loss in self.ngrams.items()]
+
+    def schedule(self) -> Schedule:
+        return Schedule(log=30, even=60)
+
+    def figures(self, run: Any) -> Mapping[str, Any]:
+        from stagelens_rich.figures.text import positions_first
+
+        return {"positions_first": positions_first(run)}

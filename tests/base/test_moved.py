@@ -1,0 +1,28 @@
+"""Old names of the toolkit: they still work, and a warning names the new one."""
+
+from __future__ import annotations
+
+import importlib
+
+import pytest
+
+from stagelens.base.moved import MOVED, RENAMED
+
+
+@pytest.mark.parametrize("old", RENAMED)
+def test_a_renamed_name_is_the_new_one_with_a_warning(old):
+    module, _, name = old.rpartition(".")
+    room, new = importlib.import_module(module), RENAMED[old]
+    with pytest.warns(DeprecationWarning, match=f"{old} is now {new}") as warned:
+        assert getattr(room, name) is getattr(room, new)
+    assert warned[0].filename == __file__, "the warning points at whoever used the old name"
+    assert name not in room.__all__
+
+
+@pytest.mark.parametrize("old", MOVED)
+def test_an_old_path_gives_the_names_of_the_new_module(old, monkeypatch):
+    monkeypatch.delitem(importlib.sys.modules, old, raising=False)
+    with pytest.warns(DeprecationWarning, match=f"{old} is now {MOVED[old]}"):
+        module = importlib.import_module(old)
+    room = importlib.import_module(MOVED[old])
+    assert all(getattr(module, name) is getattr(room, name) for name in room.__all__)

@@ -1,0 +1,139 @@
+"""Models that are not TransformerLens': written in plain PyTorch, and Hugging Face models without weights."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+VOCAB, WIDTH, HEADS, LAYERS, CONTEXT = 20, 32, 4, 2, 24
+WAYS = ("scaled", "multihead", "weights", "by hand", "einsum")  # in which plain models attend
+
+
+class Attention(nn.Module):
+    """Causal attention, written in one of `WAYS`. With equal weights all of them compute the same."""
+
+    def __init__(self, way: str, dropout: float = 0.0) -> None:
+        super().__init__()
+        self.way, self.dropout = way, nn.Dropout(dropout)
+        self.c_attn, self.c_proj = nn.Linear(WIDTH, 3 * WIDTH), nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x: Tensor) -> Tensor:
+        n, size, _ = x.shape
+        hidden = torch.ones(size, size, dtype=torch.bool).triu(1)
+        q, k, v = (y.view(n, size, HEADS, -1).transpose(1, 2) for y in self.c_attn(x).split(WIDTH, 2))
+        if self.way == "scaled":
+            rate = self.dropout.p if self.training else 0.0
+            z = F.scaled_dot_product_attention(q, k, v, is_causal=True, dropout_p=rate)
+        elif self.way == "by hand":
+            scores = (q @ k.transpose(-2, -1)) / math.sqrt(q.shape[-1])
+            z = self.dropout(F.softmax(scores.masked_fill(hidden, -math.inf), dim=-1)) @ v
+        else:
+            scores = torch.einsum("bhqd,bhkd->bhqk", q, k) / math.sqrt(q.shape[-1])
+            z = torch.einsum("bhqk,bhkd->bhqd", self.dropout(scores.masked_fill(hidden, -1e9).softmax(-1)), v)
+        return self.c_proj(z.transpose(1, 2).reshape(n, size, WIDTH))
+
+
+class Multihead(nn.Module):
+    """The same through `nn.MultiheadAttention`; with `weights` it asks for the attention weights too."""
+
+    def __init__(self, weights: bool, dropout: float = 0.0) -> None:
+        super().__init__()
+        self.weights = weights
+        self.attention = nn.MultiheadAttention(WIDTH, HEADS, dropout=dropout, batch_first=True)
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden = torch.ones(x.shape[1], x.shape[1], dtype=torch.bool).triu(1)
+        out, weights = self.attention(x, x, x, attn_mask=hidden, need_weights=self.weights)
+        assert (weights is not None) == self.weights
+        if weights is not None and not self.training:  # dropout scales weights
+            torch.testing.assert_close(weights.sum(-1), torch.ones(weights.shape[:-1]))
+        return out
+
+
+class Layer(nn.Module):
+    def __init__(self, way: str, dropout: float) -> None:
+        super().__init__()
+        self.ln1, self.ln2 = nn.LayerNorm(WIDTH), nn.LayerNorm(WIDTH)
+        multihead = way in ("multihead", "weights")
+        self.attn = Multihead(way == "weights", dropout) if multihead else Attention(way, dropout)
+        self.mlp = nn.Sequential(nn.Linear(WIDTH, 64), nn.GELU(), nn.Linear(64, WIDTH), nn.Dropout(dropout))
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x + self.attn(self.ln1(x))
+        return x + self.mlp(self.ln2(x))
+
+
+class PlainTransformer(nn.Module):
+    """A causal language model in the style of nanoGPT."""
+
+    def __init__(self, way: str = "scaled", dropout: float = 0.0) -> None:
+        super().__init__()
+        self.wte, self.wpe = nn.Embedding(VOCAB, WIDTH), nn.Embedding(64, WIDTH)
+        self.h = nn.ModuleList(Layer(way, dropout) for _ in range(LAYERS))
+        self.ln_f, self.head = nn.LayerNorm(WIDTH), nn.Linear(WIDTH, VOCAB, bias=False)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        x = self.wte(tokens) + self.wpe(torch.arange(tokens.shape[1]))
+        for layer in self.h:
+            x = layer(x)
+        logits: Tensor = self.head(self.ln_f(x))
+        return logits
+
+
+def plain_model(way: str, seed: int = 0, dropout: float = 0.0) -> PlainTransformer:
+    """A model whose weights depend on the seed alone, whatever the way it attends."""
+    torch.manual_seed(seed)
+    model = PlainTransformer("scaled", dropout)
+    for parameter in model.parameters():
+        nn.init.normal_(parameter, std=0.3)
+    if way == "scaled":
+        return model
+    other = PlainTransformer(way, dropout)
+    weights = model.state_dict()
+    if way in ("multihead", "weights"):
+        names = {"c_attn.": "attention.in_proj_", "c_proj.": "attention.out_proj."}
+        for old, new in names.items():
+            weights = {name.replace(old, new): value for name, value in weights.items()}
+    other.load_state_dict(weights)
+    return other
+
+
+def next_token_loss(model: Any, tokens: Tensor) -> Tensor:
+    return F.cross_entropy(model(tokens)[:, :-1].flatten(0, 1), tokens[:, 1:].flatten())
+
+
+def tokens_like_text(n: int = 8, seed: int = 0) -> Tensor:
+    return torch.randint(0, VOCAB, (n, CONTEXT), generator=torch.Generator().manual_seed(seed))
+
+
+def hugging_face(kind: str, attention: str = "sdpa", seed: int = 0) -> Any:
+    """A small Hugging Face language model with random weights."""
+    import transformers
+
+    torch.manual_seed(seed)
+    sizes: dict[str, Any] = {"num_hidden_layers": LAYERS, "num_attention_heads": HEADS, "hidden_size": WIDTH}
+    sizes |= {"intermediate_size": 64, "vocab_size": VOCAB, "max_position_embeddings": 64}
+    makers: dict[str, Callable[[], Any]] = {
+        "gpt2": lambda: transformers.GPT2LMHeadModel(
+            transformers.GPT2Config(
+                n_layer=LAYERS,
+                n_head=HEADS,
+                n_embd=WIDTH,
+                vocab_size=VOCAB,
+                n_positions=64,
+                bos_token_id=0,
+                eos_token_id=0,
+            )
+        ),
+        "llama": lambda: transformers.LlamaForCausalLM(transformers.LlamaConfig(**sizes, num_key_value_heads=2)),
+        "neox": lambda: transformers.GPTNeoXForCausalLM(transformers.GPTNeoXConfig(**sizes)),
+        "bert": lambda: transformers.BertForMaskedLM(transformers.BertConfig(**sizes)),
+    }
+    model = makers[kind]()
+    model.set_attn_implementation(attention)
+    return model.eval()

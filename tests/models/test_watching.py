@@ -1,0 +1,251 @@
+"""Watched models: what is seen is what the model does, and the model is left as it was."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import stagelens as sl
+from kit.own_models import HEADS, LAYERS, VOCAB, WAYS, WIDTH, hugging_face, plain_model, tokens_like_text
+
+KINDS = ("gpt2", "llama", "neox", "bert")
+TOKENS = tokens_like_text()
+
+
+def patterns_of(cache: Any) -> list[Tensor]:
+    return [cache[f"blocks.{layer}.attn.hook_pattern"] for layer in range(LAYERS)]
+
+
+@pytest.mark.parametrize("attention", ["sdpa", "eager"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_patterns_are_hugging_faces_own_and_the_output_is_not_changed(kind: str, attention: str) -> None:
+    model = hugging_face(kind, attention)
+    with torch.no_grad():
+        plain = model(TOKENS).logits
+    logits, cache = sl.watch(model, TOKENS).run_with_cache(TOKENS)
+    assert torch.equal(logits, plain)
+    model.set_attn_implementation("eager")
+    with torch.no_grad():
+        expected = model(TOKENS, output_attentions=True).attentions
+    for seen, own in zip(patterns_of(cache), expected, strict=True):
+        torch.testing.assert_close(seen, own, atol=1e-6, rtol=0)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_padding_is_seen_as_the_model_sees_it(kind: str) -> None:
+    model = hugging_face(kind)
+    mask = torch.ones_like(TOKENS)
+    mask[::2, -5:] = 0
+    batch = {"input_ids": TOKENS, "attention_mask": mask}
+    _, cache = sl.watch(model, batch).run_with_cache(batch)
+    model.set_attn_implementation("eager")
+    with torch.no_grad():
+        expected = model(**batch, output_attentions=True).attentions
+    real = mask.bool()
+    for seen, own in zip(patterns_of(cache), expected, strict=True):
+        torch.testing.assert_close(seen.transpose(1, 2)[real], own.transpose(1, 2)[real], atol=1e-6, rtol=0)
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_every_way_to_attend_shows_the_same_pattern(way: str) -> None:
+    reference = plain_model("scaled")
+    _, expected = sl.watch(reference, TOKENS).run_with_cache(TOKENS)
+    model = plain_model(way)
+    with torch.no_grad():
+        plain = model(TOKENS)
+    logits, cache = sl.watch(model, TOKENS).run_with_cache(TOKENS)
+    torch.testing.assert_close(logits, plain, atol=1e-5, rtol=1e-5)
+    assert way == "weights" or torch.equal(logits, plain)
+    for seen, own in zip(patterns_of(cache), patterns_of(expected), strict=True):
+        torch.testing.assert_close(seen, own, atol=1e-5, rtol=0)
+        assert not seen.triu(1).any()
+    seen_heads = "blocks.1.attn.hook_z" in cache
+    assert seen_heads == (way != "einsum")
+    if seen_heads:
+        mixed = torch.einsum("bhqk,bkhd->bqhd", patterns_of(cache)[1], cache["blocks.1.attn.hook_v"])
+        torch.testing.assert_close(mixed, cache["blocks.1.attn.hook_z"], atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("way", [way for way in WAYS if way != "einsum"])
+def test_a_hook_can_replace_heads_scores_and_patterns(way: str) -> None:
+    model = plain_model(way)
+    watched = sl.watch(model, TOKENS)
+
+    def zero_head(z: Tensor, hook: Any) -> Tensor:
+        return z.index_fill(2, torch.tensor([1]), 0.0)
+
+    ablated = watched.run_with_hooks(TOKENS, fwd_hooks=[("blocks.0.attn.hook_z", zero_head)])
+    with torch.no_grad():
+        weight = next(
+            p
+            for name, p in model.named_parameters()
+            if "h.0.attn" in name and "proj.weight" in name and p.shape[0] == WIDTH
+        )
+        before = weight.clone()
+        weight[:, WIDTH // HEADS : 2 * WIDTH // HEADS] = 0.0  # the second head writes nothing
+        expected = model(TOKENS)
+        weight.copy_(before)
+    torch.testing.assert_close(ablated, expected, atol=1e-5, rtol=1e-5)
+
+    def uniform(pattern: Tensor, hook: Any) -> Tensor:
+        return torch.ones_like(pattern).tril() / torch.arange(1, pattern.shape[-1] + 1)[:, None]
+
+    def level(scores: Tensor, hook: Any) -> Tensor:
+        return torch.where(scores > -9e3, 0.0, scores)
+
+    by_pattern = watched.run_with_hooks(TOKENS, fwd_hooks=[("blocks.1.attn.hook_pattern", uniform)])
+    by_scores = watched.run_with_hooks(TOKENS, fwd_hooks=[("blocks.1.attn.hook_attn_scores", level)])
+    torch.testing.assert_close(by_pattern, by_scores, atol=1e-5, rtol=1e-5)
+    assert (by_pattern - watched(TOKENS)).abs().max() > 1e-2
+
+    def in_place(pattern: Tensor, hook: Any) -> None:
+        pattern.copy_(uniform(pattern, hook))
+
+    if way != "by hand":  # there the pattern itself goes on
+        changed = watched.run_with_hooks(TOKENS, fwd_hooks=[("blocks.1.attn.hook_pattern", in_place)])
+        torch.testing.assert_close(changed, by_pattern, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("model", [*KINDS, *(way for way in WAYS if way != "einsum")])
+def test_the_matrices_of_every_layer_are_those_that_the_model_uses(model: str) -> None:
+    watched = sl.watch(hugging_face(model) if model in KINDS else plain_model(model), TOKENS)
+    inputs: dict[int, Tensor] = {}
+    taken: dict[int, Tensor] = {}
+    for layer, site in enumerate(watched.layers):
+        module = watched.model.get_submodule(site.call.path)
+        module.register_forward_pre_hook(
+            lambda _, args, kwargs, at=layer: inputs.update({at: next(iter([*args, *kwargs.values()]))}),
+            with_kwargs=True,
+        )
+    _, cache = watched.run_with_cache(TOKENS)
+    for layer, site in enumerate(watched.layers):
+        values = torch.einsum("bpm,hmd->bphd", inputs[layer], site.W_V)
+        seen = cache[f"blocks.{layer}.attn.hook_v"]
+        shift = seen.repeat_interleave(HEADS // seen.shape[2], dim=2) - values  # the bias, the same everywhere
+        torch.testing.assert_close(shift, shift[:1, :1].expand_as(shift), atol=1e-5, rtol=0)
+        assert site.W_Q.shape == site.W_K.shape == site.W_V.shape == (HEADS, WIDTH, WIDTH // HEADS)
+        if f"blocks.{layer}.hook_attn_out" in cache:
+            out = torch.einsum("bphd,hdm->bpm", cache[f"blocks.{layer}.attn.hook_z"], site.W_O)
+            shift = cache[f"blocks.{layer}.hook_attn_out"] - out
+            torch.testing.assert_close(shift, shift[:1, :1].expand_as(shift), atol=1e-5, rtol=0)
+            taken[layer] = shift
+    assert watched.W_E.shape == (VOCAB, WIDTH)
+    assert watched.W_U.shape == (WIDTH, VOCAB)
+    assert bool(taken) == (model != "bert")  # whose blocks normalize after adding
+    if taken:
+        for layer in range(LAYERS):
+            parts = [cache[f"blocks.{layer}.hook_{name}"] for name in ("resid_pre", "attn_out", "mlp_out")]
+            torch.testing.assert_close(sum(parts), cache[f"blocks.{layer}.hook_resid_post"], atol=1e-5, rtol=1e-5)
+        logits = cache["ln_final.hook_normalized"] @ watched.W_U
+        torch.testing.assert_close(logits, watched(TOKENS), atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("kind", ["gpt2", "scaled", "by hand"])
+def test_the_residual_stream_can_be_replaced(kind: str) -> None:
+    watched = sl.watch(hugging_face(kind) if kind in KINDS else plain_model(kind), TOKENS)
+    _, cache = watched.run_with_cache(TOKENS)
+    other = torch.roll(TOKENS, 1, 0)
+    expected = watched(TOKENS)
+
+    def patched(stream: Tensor, hook: Any) -> Tensor:
+        return cache[hook.name]
+
+    for name in ("blocks.1.hook_resid_pre", "blocks.1.hook_resid_post", "ln_final.hook_normalized"):
+        torch.testing.assert_close(
+            watched.run_with_hooks(other, fwd_hooks=[(name, patched)]), expected, atol=1e-5, rtol=1e-5
+        )
+
+
+def test_cross_attention_is_numbered_apart() -> None:
+    class Translator(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.embed, self.out = nn.Embedding(VOCAB, WIDTH), nn.Linear(WIDTH, VOCAB)
+            self.body = nn.Transformer(WIDTH, HEADS, 2, 3, 64, batch_first=True)
+
+        def forward(self, tokens: Tensor) -> Tensor:
+            source, mask = self.embed(tokens), nn.Transformer.generate_square_subsequent_mask(tokens.shape[1])
+            return self.out(self.body(source * 2, source, tgt_mask=mask, tgt_is_causal=True))
+
+    watched = sl.watch(Translator(), TOKENS)
+    assert [name for name in watched.hook_dict if name.endswith("attn.hook_pattern")] == [
+        *("blocks.0.attn.hook_pattern", "blocks.0.cross_attn.hook_pattern"),
+        *("blocks.1.attn.hook_pattern", "blocks.1.cross_attn.hook_pattern"),
+        *("blocks.2.attn.hook_pattern", "blocks.2.cross_attn.hook_pattern"),
+        *("blocks.3.attn.hook_pattern", "blocks.4.attn.hook_pattern"),
+    ]
+    _, cache = watched.run_with_cache(TOKENS)
+    later = [bool(cache[f"blocks.{layer}.attn.hook_pattern"].triu(1).any()) for layer in range(5)]
+    assert later == [True, True, False, False, False]  # the encoder sees everything, the decoder what came before
+
+
+def test_layers_that_share_one_module_are_layers_of_their_own() -> None:
+    class Shared(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.one = plain_model("scaled")
+
+        def forward(self, tokens: Tensor) -> Tensor:
+            x = self.one.wte(tokens)
+            for _ in range(3):
+                x = self.one.h[0](x)
+            return self.one.head(x)
+
+    _, cache = sl.watch(Shared(), TOKENS).run_with_cache(TOKENS)
+    patterns = [cache[f"blocks.{layer}.attn.hook_pattern"] for layer in range(3)]
+    assert not torch.equal(patterns[0], patterns[1])
+    assert not torch.equal(patterns[1], patterns[2])
+
+
+def test_nothing_stays_installed() -> None:
+    model = plain_model("weights", dropout=0.1)
+    model.train()
+    before = {name: dict(vars(module)) for name, module in model.named_modules()}
+    state = torch.get_rng_state()
+    watched = sl.watch(model, TOKENS)
+    watched.run_with_cache(TOKENS)
+    with pytest.raises(RuntimeError, match="stop"):
+        watched.run_with_hooks(TOKENS, fwd_hooks=[("blocks.0.attn.hook_pattern", _stop)])
+    after = {name: dict(vars(module)) for name, module in model.named_modules()}
+    for name, own in before.items():
+        assert own.keys() == after[name].keys(), name
+        assert after[name]["training"]
+        assert not after[name]["_forward_hooks"]
+        assert not after[name]["_forward_pre_hooks"]
+    assert F.scaled_dot_product_attention is torch._C._nn.scaled_dot_product_attention
+    assert torch.backends.mha.get_fastpath_enabled()
+    assert torch.overrides._get_current_function_mode() is None
+    watched(TOKENS)
+    torch.set_rng_state(state)
+
+
+def _stop(value: Tensor, hook: Any) -> None:
+    raise RuntimeError("stop")
+
+
+def test_mistakes_are_reported_in_one_line() -> None:
+    model = plain_model("scaled")
+    for words, call in {
+        "the model is a str": lambda: sl.watch("gpt2", TOKENS),
+        "no attention was seen in Linear": lambda: sl.watch(nn.Linear(3, 3), torch.zeros(2, 3)),
+        "cannot be called on the batch (IndexError": lambda: sl.watch(model, TOKENS + VOCAB),
+        "forward returned a dict": lambda: sl.watch(model, TOKENS, forward=lambda m, b: {"hidden": m(b)}),
+        "returned a dict without logits": lambda: sl.watch(_Wrapped(model), TOKENS),
+    }.items():
+        with pytest.raises(sl.StagelensError) as error:
+            call()
+        assert words in str(error.value)
+        assert "\n" not in str(error.value)
+
+
+class _Wrapped(nn.Module):
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.inner = model
+
+    def forward(self, tokens: Tensor) -> dict[str, Tensor]:
+        return {"hidden": self.inner(tokens)}

@@ -1,0 +1,63 @@
+"""How a model is called on a batch, and what of its output are the logits."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from torch import Tensor, nn
+
+from stagelens.base import UsageError
+
+Forward = Callable[[Any, Any], Any]  # calls a model on a batch and returns logits: (model, batch) -> logits
+
+
+def call_model(model: nn.Module, batch: Any) -> Any:
+    """Returns the logits of `model` on a batch: a tensor, keyword arguments in a mapping, or arguments in a tuple."""
+    if isinstance(batch, Mapping):
+        return logits_of(model(**batch))
+    if isinstance(batch, tuple | list):
+        return logits_of(model(*batch))
+    return logits_of(model(batch))
+
+
+def logits_of(output: Any, strict: bool = True) -> Any:
+    """Returns the logits in a model's output: itself, its `logits`, or the first entry of a tuple.
+
+    None for a model without a head, which gives hidden states only, and, unless `strict`, for anything else.
+    """
+    if isinstance(output, Tensor):
+        return output
+    logits = output.get("logits") if isinstance(output, Mapping) else getattr(output, "logits", None)
+    if isinstance(logits, Tensor):
+        return logits
+    if isinstance(output, tuple | list) and output and isinstance(output[0], Tensor):
+        return output[0]
+    if not strict or isinstance(getattr(output, "last_hidden_state", None), Tensor):
+        return None
+    raise UsageError(
+        f"the model returned a {type(output).__name__} without logits; give forward=function(model, batch) that "
+        "returns logits [batch, position, token]"
+    )
+
+
+def tokens_of(batch: Any) -> Tensor | None:
+    """Returns the tokens [batch, position] of a batch: the first integer tensor in it; None if there are none."""
+    if isinstance(batch, Mapping):
+        named = [batch[name] for name in ("input_ids", "tokens") if name in batch]
+        return next((found for one in [*named, *batch.values()] if (found := tokens_of(one)) is not None), None)
+    if isinstance(batch, tuple | list):
+        return next((found for one in batch if (found := tokens_of(one)) is not None), None)
+    if isinstance(batch, Tensor) and batch.ndim == 2 and not (batch.is_floating_point() or batch.is_complex()):
+        return batch
+    return None
+
+
+def unwrapped(model: nn.Module) -> nn.Module:
+    """Returns the model inside `torch.compile`, DataParallel and DistributedDataParallel."""
+    while True:
+        wrapped = isinstance(model, nn.DataParallel | nn.parallel.DistributedDataParallel)
+        inner = getattr(model, "module" if wrapped else "_orig_mod", None)
+        if not isinstance(inner, nn.Module):
+            return model
+        model = inner

@@ -1,0 +1,160 @@
+"""The seam: torch functions in which attention happens, replaced for as long as a block lasts.
+
+PyTorch passes every call of a torch function to the active `TorchFunctionMode`. So attention is visible there whoever
+wrote the model. Nothing is installed before or after the block.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+
+SCALED = F.scaled_dot_product_attention
+MULTIHEAD = F.multi_head_attention_forward
+SOFTMAX = {F.softmax, torch.softmax, Tensor.softmax, torch.special.softmax}
+PRODUCT = {torch.matmul, Tensor.matmul, Tensor.__matmul__, torch.bmm, Tensor.bmm}
+
+
+class Tracker:
+    """Knows which of the given modules runs, and counts what happens at each of them during one pass of `root`."""
+
+    def __init__(self, root: nn.Module, modules: Mapping[str, nn.Module]) -> None:
+        self.root, self.modules = root, modules
+        self.running: list[str] = []
+        self.counts: Counter[tuple[str, str]] = Counter()
+
+    @property
+    def path(self) -> str:
+        """The path of the innermost module that runs; "" is the root."""
+        return self.running[-1] if self.running else ""
+
+    def next(self, what: str) -> tuple[str, int]:
+        """The running module, and how often `what` happened there before in this pass."""
+        path = self.path
+        self.counts[path, what] += 1
+        return path, self.counts[path, what] - 1
+
+    @contextmanager
+    def following(self) -> Iterator[None]:
+        """Follows the modules with forward hooks, which are removed at the end."""
+
+        def started(module: nn.Module, args: Any) -> None:  # noqa: ARG001
+            self.running.clear()
+            self.counts.clear()
+
+        handles = [self.root.register_forward_pre_hook(started, prepend=True)]
+        for path, module in self.modules.items():
+            handles.append(module.register_forward_pre_hook(lambda *_, at=path: self.running.append(at)))
+            handles.append(module.register_forward_hook(lambda *_: _pop(self.running), always_call=True))
+        try:
+            yield
+        finally:
+            for handle in handles:
+                handle.remove()
+
+
+def _pop(running: list[str]) -> None:
+    if running:
+        running.pop()
+
+
+class Seam(TorchFunctionMode):
+    """Calls its methods instead of torch's attention functions. These methods call the torch functions themselves."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if func is SCALED:
+            return self.attend(*args, **kwargs)
+        if func is MULTIHEAD:
+            return self._multihead(*args, **kwargs)
+        if func in SOFTMAX:
+            return self.softmax(func, *args, **kwargs)
+        if func in PRODUCT and not kwargs:
+            return self.product(func, *args)
+        return func(*args, **kwargs)
+
+    def attend(self, query: Tensor, key: Tensor, value: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        """Replaces `F.scaled_dot_product_attention`."""
+        return SCALED(query, key, value, *args, **kwargs)
+
+    def softmax(self, func: Callable[..., Tensor], scores: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        """Replaces every softmax."""
+        return func(scores, *args, **kwargs)
+
+    def product(self, func: Callable[..., Tensor], left: Tensor, right: Tensor) -> Tensor:
+        """Replaces every product of two matrices or batches of them."""
+        return func(left, right)
+
+    def shared_input(self, shared: bool) -> None:
+        """Reports whether queries and keys of the next attention are made of the same tensor."""
+
+    def _multihead(self, *args: Any, **kwargs: Any) -> Any:
+        """Runs `F.multi_head_attention_forward` so that the attention inside it passes through `attend`.
+
+        PyTorch hides the inside of this function from the mode, so `F.scaled_dot_product_attention` is replaced by
+        name while it runs. It is called by that function only if no weights are asked for: weights are computed here.
+        """
+        call = inspect.signature(MULTIHEAD).bind(*args, **kwargs)
+        call.apply_defaults()
+        asked, call.arguments["need_weights"] = call.arguments["need_weights"], False
+        self.shared_input(call.arguments["query"] is call.arguments["key"])
+        patterns: list[Tensor] = []
+
+        def attend(query: Tensor, key: Tensor, value: Tensor, *rest: Any, **options: Any) -> Tensor:
+            if asked:
+                patterns.append(attention_of(query, key, *rest[:1], **_without_dropout(options))[1])
+            return self.attend(query, key, value, *rest, **options)
+
+        F.scaled_dot_product_attention = attend
+        try:
+            output, _ = MULTIHEAD(*call.args, **call.kwargs)
+        finally:
+            F.scaled_dot_product_attention = SCALED
+        if not asked:
+            return output, None
+        weights = patterns[0].mean(1) if call.arguments["average_attn_weights"] else patterns[0]
+        return output, weights if call.arguments["query"].ndim == 3 else weights.squeeze(0)
+
+
+def _without_dropout(options: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in options.items() if name != "dropout_p"}
+
+
+def attention_of(
+    query: Tensor,
+    key: Tensor,
+    attn_mask: Tensor | None = None,
+    is_causal: bool = False,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> tuple[Tensor, Tensor]:
+    """Returns the scores and the pattern [..., head, query, key] of a call of `F.scaled_dot_product_attention`.
+
+    Both are in float32 or better. Masked keys have the score -inf. A query that sees no key attends to nothing.
+    """
+    query, key = _wide(query), _wide(key)
+    if enable_gqa and key.shape[-3] != query.shape[-3]:
+        key = key.repeat_interleave(query.shape[-3] // key.shape[-3], dim=-3)
+    scores = query @ key.mT * (query.shape[-1] ** -0.5 if scale is None else scale)
+    if is_causal:
+        visible = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).tril()
+        scores = scores.masked_fill(~visible, -torch.inf)
+    if attn_mask is not None and attn_mask.dtype == torch.bool:
+        scores = scores.masked_fill(~attn_mask, -torch.inf)
+    elif attn_mask is not None:
+        scores = scores + attn_mask
+    pattern = scores.softmax(-1)
+    nothing = torch.isneginf(scores).all(-1, keepdim=True)
+    return scores, pattern.masked_fill(nothing, 0.0)
+
+
+def _wide(tensor: Tensor) -> Tensor:
+    return tensor.float() if tensor.dtype in (torch.bfloat16, torch.float16) else tensor
