@@ -20,8 +20,9 @@ SMALL, SLOPING, SLOWER = 0.04, 0.2, 0.1  # of its neighbour: the least drop; of 
 SHAPE = 0.1  # of the smaller drop: what the shape of a move is uncertain by
 LONGEST = 0.2  # of the distance between its neighbours: what a move takes at most when it may be two
 # In units of chi square: what a step must explain that a curve which only slows down does not; what a second move must
-# that a single one does not; and what settles the question without the second test.
-STEP, SECOND, ENOUGH = 2.0, 12.0, 50.0
+# that a single one does not; what settles the question without the second test; and what a step must explain after a
+# fall from the first point on, which may be a decay.
+STEP, SECOND, ENOUGH, DECAY = 2.0, 12.0, 50.0, 10.0
 BLOCKS, BENDS = 80, 40  # points and bends of the curve that slows down
 
 
@@ -133,7 +134,7 @@ def _doubtful(left: Moves, t: Array, known: dict[tuple[object, ...], float]) -> 
             known[key] = _begins(left, k, t, drops, halves)
             if k > 0:
                 known[key] = min(known[key], _is_over(left, k - 1, drops, halves))
-        scores[k] = known[key]
+        scores[k] = known[key] * (STEP / DECAY if k == 1 and left.cut[0] else 1)
         if k > 0 and STEP <= scores[k] < ENOUGH:
             scores[k] = _two(left, k, drops, halves, known)
     doubtful = [k for k, score in scores.items() if score < STEP]
