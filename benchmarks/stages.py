@@ -1,8 +1,10 @@
 """How often `detect_stages` is right on curves that nothing was tuned on: the table of docs/stages.md.
 
     python benchmarks/stages.py
+    python benchmarks/stages.py docs/images/stages.png
 
-The curves come from tests/kit: generated ones from their hold-out seeds, and real ones from their hold-out half.
+With a path it draws the gallery of that page instead. The curves come from tests/kit: generated ones from their
+hold-out seeds, and real ones from their hold-out half.
 """
 
 from __future__ import annotations
@@ -16,7 +18,7 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 
 from kit.curves import Curve, staircase
-from kit.hard_curves import FAMILIES, HOLD_OUT, family
+from kit.hard_curves import FAMILIES, HOLD_OUT, TUNING, family
 from kit.real_curves import labelled
 from stagelens.stages import Stage, detect_stages
 
@@ -60,7 +62,7 @@ def changed(curves: list[Curve]) -> list[str]:
         if not curve.logarithmic:
             variants["reversed"] = (steps, values[::-1])
         for name, variant in variants.items():
-            same[name].append(len(detect_stages(*variant).transitions) == count)
+            same.setdefault(name, []).append(len(detect_stages(*variant).transitions) == count)
     return [f"| drops, {name} | {len(ok)} | | {100 * np.mean(ok):.1f}% | |" for name, ok in same.items()]
 
 
@@ -100,5 +102,29 @@ def two_drops(steps: np.ndarray) -> np.ndarray:
     return np.asarray(drops + 0.02 * np.random.default_rng(0).normal(size=len(steps)))
 
 
+def gallery(path: Path) -> None:
+    """Draws hard curves with the transitions that are found (grey) and their times (dashed)."""
+    from matplotlib.figure import Figure
+
+    names = ["flat, 0.95", "moving averages", "drops", "decays", "bumps", "rounded constants"]
+    curves = [(name, c.steps, c.values) for name in names for c in family(name, TUNING, 4)[-1:]]
+    wanted = {"recall_original/1/loss", "rich_text/1/loss", "markov_minimal/2/loss"}
+    curves += [(c.name, c.steps, c.values) for c in labelled("tuning") if c.name in wanted]
+    figure = Figure(figsize=(12, 8), layout="constrained")
+    for axes, (name, steps, values) in zip(figure.subplots(3, 3).flat, curves, strict=True):
+        stages = detect_stages(steps, values)
+        if stages.axis == "log":
+            axes.set_xscale("symlog", linthresh=max(float(steps[1]), 1.0))
+        axes.plot(steps, values, ".-", color="tab:blue", markersize=2, linewidth=0.7)
+        for stage in stages.transitions:
+            axes.axvspan(stage.start, stage.end, color="0.85")
+            axes.axvline(stage.at, color="black", linestyle="--", linewidth=0.8)
+        count = len(stages.transitions)
+        axes.set_title(f"{name}: {count or 'no'} transition{'s' * (count != 1)}", fontsize=9)
+        axes.set_xlabel("step", fontsize=8)
+        axes.tick_params(labelsize=7)
+    figure.savefig(path, dpi=90)
+
+
 if __name__ == "__main__":
-    main()
+    gallery(Path(sys.argv[1])) if len(sys.argv) > 1 else main()

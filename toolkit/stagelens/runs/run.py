@@ -6,7 +6,7 @@ import os
 from contextlib import suppress
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
@@ -52,7 +52,7 @@ class Run:
         self.folder = folder
         self.manifest: Manifest = load_manifest(folder)
         self._host = host
-        self._stages: dict[str, Stages] = {}  # by metric, as found in `timeline`
+        self._stages: dict[tuple[str, str, float, float], Stages] = {}  # by metric and settings
         self.noted: dict[
             str, str
         ] = {}  # what the plugin's code raised while figures and report were made, see `noting`
@@ -105,24 +105,33 @@ class Run:
         """What failed, one line each: probes, and other plugin code such as `figures()` and `predictions()`."""
         return self.manifest.problems | self.manifest.plugin_problems | self.noted
 
-    def stages(self, metric: str | None = None) -> Stages:
+    def stages(
+        self,
+        metric: str | None = None,
+        *,
+        axis: Literal["auto", "linear", "log"] = "auto",
+        min_drop: float = 0.01,
+        significance: float = 3.0,
+    ) -> Stages:
         """Plateaus and transitions of a curve (`loss`, `probe/reading[layer=1]`), by default of the task's own metric.
 
-        Layers, heads and positions that `metric` does not pick are averaged.
+        Layers, heads and positions that `metric` does not pick are averaged. The settings are those of `detect_stages`.
         """
-        metric = metric or self.manifest.metric
-        if metric not in self._stages:
-            self._stages[metric] = self._find_stages(metric)
-        return self._stages[metric]
+        key = (metric or self.manifest.metric, axis, min_drop, significance)
+        if key not in self._stages:
+            self._stages[key] = self._find_stages(*key)
+        return self._stages[key]
 
-    def _find_stages(self, metric: str) -> Stages:
+    def _find_stages(
+        self, metric: str, axis: Literal["auto", "linear", "log"], min_drop: float, significance: float
+    ) -> Stages:
         from stagelens.stages import detect_stages
         from stagelens.timelines import one_curve
 
         curve = one_curve(self.timeline, metric)
         if curve.labels:
             raise UsageError(f"series {metric!r} holds labels ({', '.join(curve.labels)}); stages need numbers")
-        found = detect_stages(*curve.read(self.timeline))
+        found = detect_stages(*curve.read(self.timeline), axis=axis, min_drop=min_drop, significance=significance)
         names = self.manifest.stage_names if metric == self.manifest.metric else []
         predicted = [
             p.get("expected") for p in self.predictions if (p.get("kind"), p.get("series")) == ("level", metric)
