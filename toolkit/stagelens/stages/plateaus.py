@@ -43,7 +43,7 @@ def rests(found: Fit, t: Array, min_drop: float, significance: float) -> tuple[l
             cut[1] |= j == len(turns) - 2
             own = own if j == len(turns) - 2 else [*own, _summit(found, turns, j + 1)]
         for start, end in own:
-            if spans and spans[-1][1] >= start:  # the flat part around a turn reaches the rest next to it
+            if spans and spans[-1][1] > start:  # the flat part around a turn reaches the rest next to it
                 start, end = spans[-1][0], max(spans.pop()[1], end)
             spans.append((start, end))
     return spans, cut
