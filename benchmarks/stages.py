@@ -108,7 +108,7 @@ def gallery(path: Path) -> None:
 
     names = ["flat, 0.95", "moving averages", "drops", "decays", "bumps", "rounded constants"]
     curves = [(name, c.steps, c.values) for name in names for c in family(name, TUNING, 4)[-1:]]
-    wanted = {"recall_original/1/loss", "rich_text/1/loss", "markov_minimal/2/loss"}
+    wanted = {"recall_original/1/loss", "rich_text/0/loss", "markov_minimal/2/loss"}
     curves += [(c.name, c.steps, c.values) for c in labelled("tuning") if c.name in wanted]
     figure = Figure(figsize=(12, 8), layout="constrained")
     for axes, (name, steps, values) in zip(figure.subplots(3, 3).flat, curves, strict=True):

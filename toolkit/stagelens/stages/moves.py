@@ -13,7 +13,7 @@ from itertools import pairwise
 import numpy as np
 
 from stagelens.stages.one_or_two_moves import second_gain
-from stagelens.stages.pieces import LEAST_NOISE, Array, Fit, standard_error
+from stagelens.stages.pieces import LEAST_NOISE, Array, Fit, Indices, standard_error
 from stagelens.stages.plateaus import Span, rests
 
 SMALL, SLOPING, SLOWER = 0.04, 0.2, 0.1  # of its neighbour: the least drop; of a move that is so much slower
@@ -171,8 +171,9 @@ def _two(left: Moves, k: int, drops: Array, halves: list[int], known: dict[tuple
     size, longest = np.abs(pair).min(), LONGEST * (high - low)
     if ats[1] - ats[0] > longest and size > 0.1 * np.abs(pair).sum() and not (k == 1 and left.cut[0]):
         return np.inf
-    if ats[1] <= ats[0]:
-        return 0.0
+    before, own, after = left.spans[k - 1 : k + 2]
+    if ats[1] <= ats[0] or before[1] > own[0] or own[1] > after[0]:
+        return 0.0  # flat parts around turns may overlap
     key = (left.spans[k - 1 : k + 2], longest)
     if key not in known:
         noise = np.hypot(fit.long_run, SHAPE / 2 * size)
@@ -180,11 +181,11 @@ def _two(left: Moves, k: int, drops: Array, halves: list[int], known: dict[tuple
     return STEP * known[key] / SECOND
 
 
-def _done(points: Array, start: int, end: int) -> Array:
+def _done(points: Indices, start: int, end: int) -> Array:
     return np.clip((points - start) / max(end - start, 1), 0.0, 1.0)
 
 
-def _gain(found: Fit, x: Array, points: Array, done: Array, sign: float, size: float) -> float:
+def _gain(found: Fit, x: Array, points: Indices, done: Array, sign: float, size: float) -> float:
     """What a step explains, in chi square, that the best curve which slows down along the points does not.
 
     x: [point], the axis; done: [point], from 0 to 1 along the step; size: the drop whose shape is uncertain.

@@ -42,10 +42,9 @@ def rests(found: Fit, t: Array, min_drop: float, significance: float) -> tuple[l
         if not (own and own[-1][1] > knots[b]):
             cut[1] |= j == len(turns) - 2
             own = own if j == len(turns) - 2 else [*own, _summit(found, turns, j + 1)]
-        for start, end in own:
-            if spans and spans[-1][1] > start:  # the flat part around a turn reaches the rest next to it
-                start, end = spans[-1][0], max(spans.pop()[1], end)
-            spans.append((start, end))
+        if spans and own and spans[-1][1] >= own[0][0]:
+            own[0] = spans.pop()[0], own[0][1]
+        spans += own
     return spans, cut
 
 
@@ -98,8 +97,8 @@ def _valleys(slopes: Array, plain: Array, sure: Array, counts: Indices) -> list[
     def around(j: int, most: float) -> tuple[float, int, int]:
         """How steep candidate j is compared with its neighbours; and the elements around it that are below `most`."""
         i, low, high = lows[j], (lows[j - 1] if j else -1), (lows[j + 1] if j + 1 < len(lows) else n)
-        left, right = np.max(slopes[low + 1 : i], initial=0.0), np.max(slopes[i + 1 : high], initial=0.0)
-        left, right = (x if x > slopes[i] else np.inf for x in (left, right))
+        sides = np.max(slopes[low + 1 : i], initial=0.0), np.max(slopes[i + 1 : high], initial=0.0)
+        left, right = (float(x) if x > slopes[i] else np.inf for x in sides)
         later = np.max(plain[i + 1 : high], initial=0.0) * PLAIN / CONTRAST if right < np.inf else np.inf
         ratio = sure * np.maximum(np.maximum(slopes / left, slopes / right), plain / later)
         if left == right == np.inf:
