@@ -9,12 +9,16 @@ RUN := $(BIN)/stagelens
 demo: $(VENV)/.installed
 	$(RUN) run markov
 
-test: lint types docs
-	$(BIN)/python -m pytest --numprocesses auto --dist loadfile --no-loadscope-reorder
+test: $(VENV)/.installed-dev
+	$(MAKE) --jobs 2 lint types docs
+	$(BIN)/python -m pytest --numprocesses auto --dist loadfile --no-loadscope-reorder --durations 10
 
-# Injects faults by the hundred: about two hours. The results are in docs/reliability.md.
+# Injects faults by the hundred: about two hours. Each run draws a new seed and prints it; `make stress ARGS="--seed 7"`
+# repeats one. `make stress ARGS=--record` updates docs/reliability.md.
 stress: $(VENV)/.installed-dev
-	$(BIN)/python -m pytest tests/stress; code=$$?; $(BIN)/python tests/stress/page.py; exit $$code
+	$(BIN)/python -m pytest tests/stress tests/probes/test_probe_properties.py --hypothesis-profile stress \
+	  --numprocesses 2 --dist loadfile $(ARGS); code=$$?; \
+	  case "$(ARGS)" in *--record*) $(BIN)/python tests/stress/page.py;; esac; exit $$code
 
 lint: audit
 	$(BIN)/ruff check .

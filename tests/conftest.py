@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 import sysconfig
+import tempfile
 import venv
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,11 +21,22 @@ import pytest
 import torch
 from hypothesis import settings
 
+from kit.store import ENVIRONMENT as STORE, stored_run
+from kit.swept import Here
+
 ROOT = Path(__file__).parent.parent
 STAGELENS = [sys.executable, "-c", "from stagelens.cli import main; main()"]
 
 settings.register_profile("stagelens", deadline=None, max_examples=25, derandomize=True)
+settings.register_profile("stress", deadline=None, max_examples=200, derandomize=False, print_blob=True)
 settings.load_profile("stagelens")
+
+
+def pytest_configure(config):
+    """Makes the folder of `kit.store`. The process that starts the session owns it; its workers inherit the name."""
+    if STORE not in os.environ:
+        os.environ[STORE] = tempfile.mkdtemp(prefix="stagelens-tests-")
+        config.add_cleanup(lambda: shutil.rmtree(os.environ.pop(STORE), ignore_errors=True))
 
 
 @pytest.fixture(autouse=True, scope="session")
@@ -32,8 +45,8 @@ def one_thread():
 
 
 @pytest.fixture(autouse=True)
-def nothing_from_outside(monkeypatch, tmp_path_factory):
-    monkeypatch.setenv("STAGELENS_CACHE", str(tmp_path_factory.getbasetemp() / "cache"))
+def nothing_from_outside(monkeypatch):
+    monkeypatch.setenv("STAGELENS_CACHE", os.environ[STORE])  # the same runs for claims in all test processes
     monkeypatch.delenv("STAGELENS_PLUGINS", raising=False)
     monkeypatch.delenv("STAGELENS_RUNS", raising=False)
 
@@ -77,8 +90,26 @@ class Answer:
 
 
 @pytest.fixture
-def cli(monkeypatch, capsys, tmp_path, imports):
-    """Calls the command line in this process, in an empty folder."""
+def sweeps_here(monkeypatch):
+    """Sweeps do their jobs in this process. `tests/sweeps/test_executors.py` has the workers' own processes."""
+    from stagelens.sweeps.executors import local
+
+    monkeypatch.setattr(local, "Local", Here)
+
+
+@pytest.fixture
+def trained_once(monkeypatch):
+    """`sl.run` and `stagelens run` take registered tasks from the store; see `kit.store`."""
+    import stagelens.api
+
+    run = stored_run(stagelens.api.run)
+    monkeypatch.setattr(stagelens.api, "run", run)
+    monkeypatch.setattr(stagelens, "run", run)
+
+
+@pytest.fixture
+def cli(monkeypatch, capsys, tmp_path, imports, sweeps_here):
+    """Calls the command line in this process, in an empty folder. Its sweeps start no other processes."""
     from stagelens.cli.main import main
 
     monkeypatch.chdir(tmp_path)
@@ -100,10 +131,11 @@ class Environment:
     folder: Path
     cwd: Path
 
-    def install(self, project: Path) -> None:
+    def install(self, *projects: Path) -> None:
         """As `pip install -e`, without a network: the build backend is one of the packages that are there."""
         pip = [sys.executable, "-m", "pip", "--quiet", "--disable-pip-version-check", "--python", str(self.python)]
-        self._run([*pip, "install", "--no-deps", "--no-build-isolation", "-e", str(project)])
+        given = [word for project in projects for word in ("-e", str(project))]
+        self._run([*pip, "install", "--no-deps", "--no-build-isolation", *given])
 
     def call(self, program: str, *words: str) -> str:
         """stdout of `stagelens` or `python` in this environment."""
@@ -120,11 +152,10 @@ class Environment:
         return done.stdout
 
 
-@pytest.fixture
-def environment(tmp_path_factory, tmp_path):
-    folder = tmp_path_factory.mktemp("environment")
+def make_environment(folder: Path, cwd: Path) -> Environment:
+    """A new environment in `folder` that has the packages of this one; its commands run in `cwd`."""
     venv.create(folder, with_pip=False, symlinks=os.name != "nt")
-    made = Environment(folder, tmp_path)
+    made = Environment(folder, cwd)
     (site,) = folder.glob("Lib/site-packages" if os.name == "nt" else "lib/python*/site-packages")
     here = sysconfig.get_path("purelib")
     (site / "ours.pth").write_text(f"import site; site.addsitedir({here!r})\n")

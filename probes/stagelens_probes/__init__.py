@@ -1,4 +1,4 @@
-"""The built-in probes, themselves a plugin."""
+"""The built-in probes. They are registered as those of any plugin."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the attention probes share: a pattern as weights over the keys that a query can see."""
+"""Attention patterns as weights over the keys that a query can see, for all attention probes."""
 
 from __future__ import annotations
 
@@ -15,45 +15,45 @@ PATTERN = "attn.hook_pattern"
 
 @dataclass(frozen=True)
 class Weights:
-    """The attention of the queries that count: those of `ProbeContext.queries_at` that see at least two keys."""
+    """The attention weights of the queries of `ProbeContext.queries_at` that see at least two keys."""
 
     values: Tensor  # [batch, head, query, key], rows sum to 1
     queries: Queries
 
     @property
     def visible(self) -> Tensor:
-        """bool [query, key]"""
+        """Whether the query sees the key, bool [query, key]."""
         return self.queries.visible
 
     @property
     def query(self) -> Tensor:
-        """[query], the position of each."""
+        """The position of each query, int [query]."""
         return self.queries.position
 
 
 @dataclass(frozen=True)
 class Queries:
-    """The queries of a pattern that count, and what they see."""
+    """The queries of a pattern that are measured, and the keys that they see."""
 
-    rows: slice | Tensor  # of the pattern
+    rows: slice | Tensor  # the rows of the pattern: an index of its query dimension
     visible: Tensor  # bool [query, key]
     position: Tensor  # [query]
-    log_count: Tensor  # [query], of the number of keys that each sees
-    lowest_lag: int  # of query - key: 0, or negative where queries see keys to their right
+    log_count: Tensor  # [query], the logarithm of the number of keys that each query sees
+    lowest_lag: int  # the smallest query - key: 0, or negative if queries see keys to their right
 
 
 def is_causal(context: ProbeContext) -> bool:
-    """Whether queries see no keys to their right: True unless the model's `cfg.attention_dir` says otherwise."""
+    """Returns True unless the model's `cfg.attention_dir` lets queries see keys to their right."""
     return bool(getattr(getattr(context.model, "cfg", None), "attention_dir", "causal") == "causal")
 
 
 def normalized(pattern: Tensor, visible: Tensor) -> Tensor:
-    """|a| / sum |a| over visible keys, for any `pattern` a [..., query, key] with `visible` [query, key].
+    """Returns |a| / sum |a| over the visible keys, for a `pattern` a [..., query, key] and `visible` [query, key].
 
-    Softmax attention is left as it is. Unnormalized (linear) attention becomes weights. Of attention with a sink
-    the keys' part is left, as if there were no sink. A query with no weight at all is uniform.
+    Softmax attention is unchanged. Unnormalized (linear) attention becomes weights. Attention with a sink becomes the
+    attention without the sink. A query whose weights are all zero attends uniformly.
     """
-    size = wide(pattern).abs().masked_fill_(~visible, 0.0)  # abs makes the copy that the rest works on in place
+    size = wide(pattern).abs().masked_fill_(~visible, 0.0)  # abs makes a copy, so the next lines may work in place
     total = size.sum(-1, keepdim=True)  # [..., query, 1]
     nothing = total == 0
     if perhaps_any(nothing):
@@ -71,7 +71,7 @@ def perhaps_any(condition: Tensor) -> bool:
 
 
 def visible_weights(pattern: Tensor, site: Site, context: ProbeContext) -> Weights:
-    """`pattern` [batch, head, query, key] as weights; computed once per hook for all probes that ask."""
+    """Returns `pattern` [batch, head, query, key] as weights. They are computed once per hook, for all probes."""
     return context.once(pattern, "weights", lambda: _visible_weights(pattern, site, context))
 
 

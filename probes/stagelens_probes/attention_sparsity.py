@@ -13,10 +13,10 @@ from stagelens_probes.attention import PATTERN, Weights, visible_weights
 
 
 def sparsity_measures(weights: Weights) -> Tensor:
-    """Attention of a layer -> [head, 4], each a mean over batch and queries.
+    """Returns four measures of a layer's attention, [head, 4], each a mean over batch and queries.
 
-    The four are: entropy H = -sum a log a in nats, effective keys exp(H), the largest weight, and sparsity
-    1 - H / log(number of visible keys).
+    They are the entropy H = -sum a log a in nats, the effective number of keys exp(H), the largest weight, and the
+    sparsity 1 - H / log(number of visible keys).
     """
     a = weights.values
     log_a = a.clamp(min=torch.finfo(a.dtype).tiny).log_()  # 0 log 0 = 0; several times faster than special.entr
@@ -27,7 +27,7 @@ def sparsity_measures(weights: Weights) -> Tensor:
 
 
 def layer_sparsity(pattern: Tensor, site: Site, context: ProbeContext) -> Tensor:
-    """`sparsity_measures` of a pattern, computed once per hook for all probes that ask."""
+    """Returns `sparsity_measures` of a pattern. They are computed once per hook, for all probes."""
     return context.once(pattern, "sparsity", lambda: sparsity_measures(visible_weights(pattern, site, context)))
 
 

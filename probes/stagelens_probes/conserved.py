@@ -1,4 +1,4 @@
-"""Quantities that theory says training conserves, and how far they have drifted."""
+"""Quantities that training conserves according to theory, and their drift."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from stagelens.recording import ProbeContext, Reduced
 
 
 def named_numbers(quantities: Mapping[str, Tensor]) -> tuple[list[str], Tensor]:
-    """A name for each number, `name` for a scalar, `name[i,j]` for the entries of an array; and the numbers."""
+    """Returns the name of each number, `name` of a scalar or `name[i,j]` of an array's entry, and the numbers."""
     arrays = {name: torch.as_tensor(value).detach().cpu().double() for name, value in quantities.items()}
     names = [
         f"{name}[{','.join(map(str, index))}]" if index else name
@@ -24,7 +24,7 @@ def named_numbers(quantities: Mapping[str, Tensor]) -> tuple[list[str], Tensor]:
 
 
 class Conserved(Probe):
-    """The task's conserved quantities and their drift, |value - first| / |first|; absolute if first = 0."""
+    """The task's conserved quantities and their drift |value - first| / |first|, or |value| if the first value is 0."""
 
     name = "conserved"
     title = "the task's conserved quantities and their drift"
@@ -36,7 +36,7 @@ class Conserved(Probe):
         return None
 
     def readings(self, reduced: Reduced, context: ProbeContext) -> Iterable[Reading]:  # noqa: ARG002
-        assert context.conserved is not None  # applies() saw to it
+        assert context.conserved is not None  # applies() checked it
         names, value = named_numbers(context.conserved(context.model))  # [quantity]
         first = self.state.setdefault("first", value.clone()).to(value)
         drift = (value - first).abs() / torch.where(first == 0, 1.0, first.abs())

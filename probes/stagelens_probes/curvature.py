@@ -1,4 +1,4 @@
-"""How the loss curves: the largest and the smallest eigenvalue of its Hessian."""
+"""The curvature of the loss: the largest and the smallest eigenvalue of its Hessian."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from stagelens.base import generator
 from stagelens.recording import ProbeContext, Reduced, wide
 from stagelens_probes.norms import norm
 
-MOST_PRODUCTS = 100
-FEWEST_PRODUCTS = 30
-STABLE = 10  # further products in which neither end may move
-TOLERANCE = 1e-3  # of an end's own size: what counts as not moving
-FLOOR = 1e-5  # of the larger end: what is smaller than that is rounding in float32
+MOST_PRODUCTS = 100  # Hessian-vector products after which the iteration stops
+FEWEST_PRODUCTS = 30  # Hessian-vector products before which it does not stop
+STABLE = 10  # last products in which neither end may have moved
+TOLERANCE = 1e-3  # relative change of an end that does not count as moving
+FLOOR = 1e-5  # smaller changes, relative to the larger end, are rounding errors of float32
 
 Operator = Callable[[Tensor], Tensor]
 
@@ -26,8 +26,8 @@ Operator = Callable[[Tensor], Tensor]
 class Ends:
     """The ends of a symmetric operator's spectrum, and the residual |H v - value v| of each with its unit vector v.
 
-    The residuals are computed with a further product each. The estimate that the iteration itself gives holds in exact
-    arithmetic only, and is smaller than rounding.
+    Each residual is computed with one more product. The estimate that the iteration itself gives holds in exact
+    arithmetic only: it falls below the rounding error.
     """
 
     largest: float
@@ -37,11 +37,11 @@ class Ends:
 
 
 def extreme_eigenvalues(operator: Operator, start: Tensor) -> Ends:
-    """Ends of the spectrum of a symmetric `operator` on vectors [n], by Lanczos iteration from `start` [n].
+    """Returns the ends of the spectrum of a symmetric `operator` on vectors [n], by Lanczos iteration from `start` [n].
 
-    A small residual says only that some eigenvalue is near, not that it is an end. The iteration therefore stops when
-    neither end has moved in the last 10 products (after 30 at least), when the space is exhausted, or after 100.
-    Every new vector is made orthogonal to all before, twice, so that rounding brings no ghosts.
+    A small residual shows only that some eigenvalue is near, not that it is an end. So the iteration stops if neither
+    end has moved in the last 10 products (after at least 30), if the space is exhausted, or after 100 products. Each
+    new vector is made orthogonal to all vectors before it, twice: otherwise rounding would add spurious eigenvalues.
     """
     basis = [start / norm(start)]
     diagonal: list[float] = []
@@ -68,13 +68,16 @@ def extreme_eigenvalues(operator: Operator, start: Tensor) -> Ends:
 
 
 def residual(operator: Operator, value: float, vector: Tensor) -> float:
-    """|H v - value v| for the unit vector v along `vector` [n]."""
+    """Returns |H v - value v| for the unit vector v along `vector` [n]."""
     unit = vector / norm(vector)
     return float(norm(operator(unit) - value * unit))
 
 
 def ritz_pairs(diagonal: list[float], beside: list[float]) -> tuple[list[float], Tensor]:
-    """Eigenvalues, smallest first, and eigenvectors [product, value] of a Lanczos iteration's tridiagonal matrix."""
+    """Returns the eigenvalues, smallest first, and eigenvectors [product, value] of the Lanczos tridiagonal matrix.
+
+    `diagonal` are its diagonal entries, `beside` those next to the diagonal.
+    """
     tridiagonal = torch.diag(torch.tensor(diagonal, dtype=torch.float64))
     if beside:
         off = torch.tensor(beside, dtype=torch.float64)
@@ -84,7 +87,7 @@ def ritz_pairs(diagonal: list[float], beside: list[float]) -> tuple[list[float],
 
 
 def settled(found: Sequence[tuple[float, float]]) -> bool:
-    """True if neither of the ends (largest, smallest) has moved in the last products, and there were enough."""
+    """Returns True if there were enough products and neither end (largest, smallest) moved in the last ones."""
     if len(found) < max(FEWEST_PRODUCTS, STABLE + 1):
         return False
     now, before = found[-1], found[-1 - STABLE]
@@ -93,7 +96,7 @@ def settled(found: Sequence[tuple[float, float]]) -> bool:
 
 
 def hessian_operator(loss: Tensor, parameters: list[Tensor]) -> Operator:
-    """v [n] -> H v [n] for the Hessian H of `loss` in all numbers of `parameters`."""
+    """Returns the function v [n] -> H v [n], where H is the Hessian of `loss` in all n entries of `parameters`."""
     gradient = torch.autograd.grad(loss, parameters, create_graph=True, allow_unused=True, materialize_grads=True)
     flat = torch.cat([wide(g).flatten() for g in gradient])  # [n]
 
@@ -109,7 +112,7 @@ def hessian_operator(loss: Tensor, parameters: list[Tensor]) -> Operator:
 
 
 class Curvature(Probe):
-    """Largest and smallest eigenvalue of the loss Hessian on the batch: how near a saddle."""
+    """Largest and smallest eigenvalue of the loss Hessian on the batch; a negative one is a way out of a saddle."""
 
     name = "curvature"
     title = "largest and smallest eigenvalue of the loss Hessian"

@@ -1,4 +1,4 @@
-"""The loss gradient: its size in each part of the model, and whether it still points where it did."""
+"""The loss gradient: its norm in each module, and its direction compared with the measurement before."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from stagelens_probes.norms import joint_norm, norm
 
 
 def loss_gradient(context: ProbeContext) -> dict[str, Tensor]:
-    """The gradient of the loss on the batch, by parameter; 0 for those that are frozen or unused.
+    """Returns the gradient of the loss on the batch, by parameter; 0 for a parameter that is frozen or unused.
 
-    No parameter's `.grad` is written.
+    It does not change the parameters' `.grad`.
     """
     parameters = dict(context.model.named_parameters())
     free = [p for p in parameters.values() if p.requires_grad]
@@ -27,7 +27,7 @@ def loss_gradient(context: ProbeContext) -> dict[str, Tensor]:
 
 
 def parameter_groups(names: Iterable[str]) -> dict[str, list[str]]:
-    """`all`, and the module that each parameter belongs to; a parameter of the root is its own group."""
+    """Returns the parameters of the group `all` and of each module; a parameter of the root is a group of its own."""
     groups: dict[str, list[str]] = {"all": list(names)}
     for name in groups["all"]:
         groups.setdefault(name.rpartition(".")[0] or name, []).append(name)
@@ -35,18 +35,21 @@ def parameter_groups(names: Iterable[str]) -> dict[str, list[str]]:
 
 
 def tensor_cosine(a: Tensor, b: Tensor) -> Tensor:
-    """<a, b> / |a| |b|, a scalar; 0 if either is 0. Both are normalized first: a product of tiny numbers underflows."""
+    """Returns <a, b> / |a| |b|, a scalar; 0 if one of them is 0.
+
+    Both are normalized first, because products of tiny numbers underflow.
+    """
     return torch.sum(a / nonzero(norm(a)) * (b / nonzero(norm(b))))
 
 
 def joint_cosine(cosines: Sequence[Tensor], a: Sequence[Tensor], b: Sequence[Tensor]) -> Tensor:
-    """The cosine of two vectors in parts, from the parts' `cosines` and norms `a`, `b`, each a list of scalars."""
+    """Returns the cosine of two vectors that consist of parts, from the parts' `cosines` and norms `a` and `b`."""
     weights = [torch.stack(list(sizes)) / nonzero(joint_norm(sizes)) for sizes in (a, b)]
     return (torch.stack(list(cosines)) * weights[0] * weights[1]).sum().clamp(-1, 1)
 
 
 def nonzero(size: Tensor) -> Tensor:
-    """`size`, or 1 instead of 0, to divide by."""
+    """Returns `size` with 1 in place of 0, to divide by."""
     return torch.where(size == 0, 1.0, size)
 
 

@@ -1,4 +1,4 @@
-"""What the loss loses when a head is taken out."""
+"""The change of the loss when a head is ablated."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ Replace = Callable[[Tensor], Tensor]
 
 
 def zero(z: Tensor) -> Tensor:
-    """A head's output [batch, position, d_head] -> nothing."""
+    """Returns zeros in the shape of a head's output [batch, position, d_head]."""
     return torch.zeros_like(z)
 
 
 def mean(z: Tensor) -> Tensor:
-    """A head's output [batch, position, d_head] -> its mean over the batch at each position."""
+    """Returns the mean over the batch of a head's output [batch, position, d_head], in the same shape."""
     return z.mean(0, keepdim=True).expand_as(z)
 
 
 def ablate(head: int, replacement: Replace) -> Callable[..., Tensor]:
-    """A hook that puts `replacement` in the place of one head's output."""
+    """Returns a hook that replaces the output z of one head by `replacement(z)`."""
 
     def hook_function(z: Tensor, hook: Any) -> Tensor:  # noqa: ARG001  TransformerLens passes it by name
         z = z.clone()
@@ -57,7 +57,7 @@ class HeadAblation(Probe):
         return super().applies(context)
 
     def reduce(self, activation: Tensor, site: Site, context: ProbeContext) -> tuple[int, int]:  # noqa: ARG002
-        """The layer's number of heads, and of sequences that they are computed for."""
+        """Returns the number of heads of the layer, and of the sequences for which they are computed."""
         return activation.shape[2], activation.shape[0]
 
     def readings(self, reduced: Reduced, context: ProbeContext) -> Iterable[Reading | Omitted]:
@@ -78,7 +78,7 @@ class HeadAblation(Probe):
 
 
 def _changes(context: ProbeContext, site: Site, n_heads: int, replacement: Replace) -> Tensor:
-    """[head]: the loss with each head's output replaced, minus the loss."""
-    assert context.loss is not None  # applies() saw to it
+    """Returns the loss with each head's output replaced, minus the loss, [head]."""
+    assert context.loss is not None  # applies() checked it
     losses = [context.run(hooks=[(site.name, ablate(head, replacement))]) for head in range(n_heads)]
     return wide(torch.stack(losses)) - wide(context.loss)

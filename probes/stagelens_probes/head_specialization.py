@@ -1,4 +1,4 @@
-"""Whether heads compete for one group of keys or share the groups out."""
+"""Whether heads compete for one group of keys, or attend to different groups."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from stagelens_probes.attention import PATTERN, Weights, visible_weights
 from stagelens_probes.attention_sparsity import layer_sparsity
 
 PHASES = ("diffuse", "competitive", "cooperative")
-DIFFUSE_BELOW = 0.2  # mean sparsity
-COMPETITIVE_ABOVE = 0.5  # overlap
+DIFFUSE_BELOW = 0.2  # mean sparsity of a layer's heads below which the phase is diffuse
+COMPETITIVE_ABOVE = 0.5  # overlap of a layer's heads above which the phase is competitive, else cooperative
 
 
 def jensen_shannon(p: Tensor, q: Tensor) -> Tensor:
-    """Jensen-Shannon divergence in bits of distributions along the last dimension, in [0, 1]."""
+    """Returns the Jensen-Shannon divergence, in bits from 0 to 1, of distributions along the last dimension."""
 
     def entropy(distribution: Tensor) -> Tensor:
         summed: Tensor = torch.special.entr(distribution).sum(-1)
@@ -32,17 +32,17 @@ def jensen_shannon(p: Tensor, q: Tensor) -> Tensor:
 
 
 def overlap(mass: Tensor) -> Tensor:
-    """mass [head, group] -> mean over pairs of heads of 1 - JSD of their shares; nan for a single head."""
-    share = mass / mass.sum(-1, keepdim=True)  # groups that overlap count some mass twice
+    """Returns the mean over pairs of heads of 1 - JSD of their `mass` [head, group]; nan for a single head."""
+    share = mass / mass.sum(-1, keepdim=True)  # overlapping groups count some mass twice
     first, second = torch.triu_indices(len(mass), len(mass), offset=1, device=mass.device)
     return (1 - jensen_shannon(share[first], share[second])).mean()
 
 
 def coverage(leader: Tensor, n_groups: int, n_here: int | None = None) -> Tensor:
-    """leader [head], the group each head attends to most -> distinct leading groups / min(heads, groups).
+    """Returns the number of distinct leading groups over min(heads, groups); nan if the layer has no group.
 
-    A head that leads no group (its leader is the rest, `n_groups`) covers none. `n_here` is the number of groups that
-    name this layer, if that is not all of them; nan if there are none.
+    `leader` [head] is the group that each head attends to most; the index `n_groups` is the rest, which does not count.
+    `n_here` is the number of groups that name this layer; None: all of them.
     """
     led = (leader[:, None] == torch.arange(n_groups, device=leader.device)).any(0).sum()
     possible = min(len(leader), n_groups if n_here is None else n_here)
@@ -50,9 +50,9 @@ def coverage(leader: Tensor, n_groups: int, n_here: int | None = None) -> Tensor
 
 
 def coverage_chance(n_heads: int, n_groups: int) -> float:
-    """The mean of `coverage` if each head's leader is one of n groups at random; nan if there are none.
+    """Returns the mean of `coverage` if each head's leader is a random one of n groups; nan if there are no groups.
 
-    n (1 - (1 - 1/n)^heads) of the groups are then led by some head.
+    On average n (1 - (1 - 1/n)^heads) groups are then the leader of some head.
     """
     if not n_groups:
         return math.nan
@@ -60,13 +60,13 @@ def coverage_chance(n_heads: int, n_groups: int) -> float:
 
 
 def phase(sparsity: Tensor, shared: Tensor) -> Tensor:
-    """Mean sparsity and overlap of a layer's heads -> index into PHASES; nan for a single head."""
+    """Returns the index into PHASES, from the mean sparsity and overlap of a layer's heads; nan for a single head."""
     index = torch.where(shared > COMPETITIVE_ABOVE, 1.0, 2.0) * (sparsity >= DIFFUSE_BELOW)
     return torch.where(shared.isnan(), torch.nan, index)
 
 
 def group_mass(weights: Weights, site: Site, context: ProbeContext) -> Tensor:
-    """[head, group]: mean attention on each of the task's groups and, last, on keys of no group."""
+    """Returns the mean attention to each of the task's groups and, last, to keys of no group: [head, group]."""
     mean = weights.values.mean(0)  # [head, query, key]
     key = ("groups", site.name, mean.shape, mean.dtype, mean.device)
     masks = context.constant(key, lambda: _group_masks(weights, site, context).to(mean.dtype))
@@ -74,14 +74,14 @@ def group_mass(weights: Weights, site: Site, context: ProbeContext) -> Tensor:
 
 
 def _group_masks(weights: Weights, site: Site, context: ProbeContext) -> Tensor:
-    """[query * key, group]: which keys belong to each of the task's groups and, last, to none."""
+    """Returns which keys belong to each of the task's groups and, last, to none: [query * key, group]."""
     n_key, device = weights.visible.shape[-1], weights.query.device
     masks = torch.stack([_mask(name, site, n_key, context).to(device) for name in context.groups])
     return torch.cat([masks, ~masks.any(0, keepdim=True)])[:, weights.query].flatten(1).T
 
 
 def _mask(name: str, site: Site, n_key: int, context: ProbeContext) -> Tensor:
-    """bool [query, key] of one group, for a query at every key; no keys in a layer that the group does not name."""
+    """Returns the mask of a group, bool [query, key], with a query at every key; no keys in layers it does not name."""
     group = context.groups[name]
     if not group.is_in(site.layer):
         return torch.zeros(n_key, n_key, dtype=torch.bool)
@@ -92,17 +92,20 @@ def _mask(name: str, site: Site, n_key: int, context: ProbeContext) -> Tensor:
 
 
 def lag_mass(weights: Weights) -> Tensor:
-    """[head, lag]: mean attention at each lag (query - key), from the lowest to the number of keys - 1."""
+    """Returns the mean attention at each lag (query - key), from the lowest to the number of keys - 1: [head, lag]."""
     mean = weights.values.mean(0)  # [head, query, key]
     n_head, n_query, n_key = mean.shape
     lowest = weights.queries.lowest_lag
     lag = weights.query[:, None] - torch.arange(n_key, device=mean.device)[None, :]  # [query, key]
-    column = (lag - lowest).clamp(min=0).flatten()  # lags below the lowest are of masked keys, which weigh nothing
+    column = (lag - lowest).clamp(min=0).flatten()  # lower lags belong to masked keys, whose weight is 0
     return mean.new_zeros(n_head, n_key - lowest).index_add_(1, column, mean.flatten(1)) / n_query
 
 
 class HeadSpecialization(Probe):
-    """Each head's attention mass over the task's groups and the rest, or else over lags, and what follows."""
+    """The attention mass of each head over the task's groups and the rest, or over lags if the task has no groups.
+
+    From the mass follow each head's leading group, the overlap of heads, the coverage of groups, and the phase.
+    """
 
     name = "head_specialization"
     title = "whether heads compete for one group of keys or share the groups out"
@@ -117,7 +120,7 @@ class HeadSpecialization(Probe):
         return super().applies(context) or context.padding()
 
     def reduce(self, activation: Tensor, site: Site, context: ProbeContext) -> tuple[Tensor, Tensor, int]:
-        """-> mass [head, group or lag], mean sparsity (a number), and the lowest lag."""
+        """Returns the mass [head, group or lag], the mean sparsity (a scalar) and the lowest lag."""
         weights = visible_weights(activation, site, context)
         mass = group_mass(weights, site, context) if context.groups else lag_mass(weights)
         return mass, layer_sparsity(activation, site, context)[:, 3].mean(), weights.queries.lowest_lag
@@ -151,7 +154,7 @@ class HeadSpecialization(Probe):
 
 
 def _check_layers(context: ProbeContext) -> None:
-    """Refuses a group that names a layer which the model does not have."""
+    """Raises UsageError if a group names a layer that the model does not have."""
     there = [site.layer for site in context.sites(PATTERN)]
     for name, group in context.groups.items():
         for layer in group.layers or ():

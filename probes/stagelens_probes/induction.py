@@ -1,4 +1,4 @@
-"""Induction: attention to what came after a token, and the heads that make it possible."""
+"""Induction: heads that attend to the token after the last occurrence of the current one, and the heads they need."""
 
 from __future__ import annotations
 
@@ -26,15 +26,15 @@ from stagelens_probes.repeats import (
     sequence_scores,
 )
 
-FEWEST_POSITIONS = 4  # that a task must score for `icl_score`, which compares quarters of them
-ROUNDING = 0.01  # of a row's sum; 256 weights in bfloat16 are off by less
+FEWEST_POSITIONS = 4  # positions that a task must score for `icl_score`, which compares quarters of them
+ROUNDING = 0.01  # rounding error of a row's sum; that of 256 weights in bfloat16 is smaller
 
 
 def attention(pattern: Tensor, visible: Tensor) -> Tensor:
-    """The weights of `pattern` [sequence, head, query, key] on `visible` keys [query, key].
+    """Returns the weights of `pattern` [sequence, head, query, key] on the `visible` keys [query, key].
 
-    Softmax attention is given as it is, also if a sink takes a part of each row. Unnormalized (linear) attention, which
-    has negative weights or rows of more than 1, is given as |a| / sum |a|.
+    Softmax attention is returned unchanged, also if a sink takes a part of each row. Unnormalized (linear) attention,
+    which has negative weights or rows with a sum above 1, is returned as |a| / sum |a|.
     """
     weights = wide(pattern)
     if (weights >= 0).all() and (weights.sum(-1) <= 1 + ROUNDING).all():
@@ -43,35 +43,35 @@ def attention(pattern: Tensor, visible: Tensor) -> Tensor:
 
 
 def in_units(matrix: Tensor) -> Tensor:
-    """`matrix` [..., m, n], each divided by its own largest entry."""
+    """Returns each matrix of `matrix` [..., m, n] divided by the power of two next to its largest entry."""
     return matrix / scale_of(matrix, (-2, -1))
 
 
 def copying_scores(around: Tensor, w_v: Tensor, w_o: Tensor) -> Tensor:
-    """sum(lambda) / sum|lambda| of the eigenvalues of W_E W_V W_O W_U, [head]; 0 where all are 0.
+    """Returns sum(lambda) / sum|lambda| over the eigenvalues of W_E W_V W_O W_U, [head]; 0 if all of them are 0.
 
-    around = W_U W_E [d_model, d_model], w_v [head, d_model, d_head], w_o [head, d_head, d_model]. Apart from
-    zeros, W_V W_O (W_U W_E) has the same eigenvalues, so nothing as large as d_vocab is formed. Each matrix is divided
-    by its largest entry, which leaves the ratio as it is: products of tiny numbers would underflow.
+    `around` is W_U W_E [d_model, d_model], `w_v` is [head, d_model, d_head], `w_o` is [head, d_head, d_model]. Apart
+    from zeros, W_V W_O (W_U W_E) has the same eigenvalues, so no matrix of size d_vocab is needed. The matrices are
+    scaled first, which does not change the ratio: otherwise products of tiny numbers would underflow.
     """
     around, w_v, w_o = (in_units(matrix.to(around)) for matrix in (around, w_v, w_o))
     circuit = FactoredMatrix(w_v, w_o @ around)
     core: Tensor = circuit.BA.cpu()  # [head, d_head, d_head], with the circuit's eigenvalues
     if not core.isfinite().all():
         return core.new_full((len(core),), torch.nan)  # LAPACK crashes on nan
-    eigenvalues = torch.linalg.eigvals(core)  # [head, d_head]; FactoredMatrix' own makes eigenvectors too
+    eigenvalues = torch.linalg.eigvals(core)  # [head, d_head]; those of FactoredMatrix come with eigenvectors
     size = eigenvalues.abs().sum(-1)
     return torch.where(size > 0, eigenvalues.sum(-1).real / size, 0.0)
 
 
 def icl_score(losses: Tensor) -> Tensor:
-    """Loss late minus early in the context, [...]: mean of the last quarter of [..., position] minus the first."""
+    """Returns the mean loss of the last quarter of positions minus that of the first: [...] from [..., position]."""
     quarter = max(1, losses.shape[-1] // 4)
     return losses[..., -quarter:].mean(-1) - losses[..., :quarter].mean(-1)
 
 
 class Induction(Probe):
-    """Where heads attend when random tokens repeat, whether they copy, and what the model gains by context."""
+    """The attention of heads when random tokens repeat, their copying scores, and the gain from context."""
 
     name = "induction"
     title = "prefix matching, previous-token and duplicate-token attention, and copying, per head"
@@ -94,7 +94,7 @@ class Induction(Probe):
         return None
 
     def repeats(self, context: ProbeContext) -> Repeats:
-        """The sequences that repeat, on the model's device; drawn once."""
+        """Returns the sequences with a repeated segment, on the model's device. They are drawn once."""
         if self._repeats is None:
             cfg: Any = context.model.cfg
             self._repeats = repeated_tokens(cfg.d_vocab, getattr(cfg, "n_ctx", None) or LONGEST, self.seed)
@@ -110,7 +110,7 @@ class Induction(Probe):
         yield from _icl_score(context)
 
     def _scores(self, context: ProbeContext) -> Iterable[Reading]:
-        """The scores of the pass over repeated tokens; raises DoesNotApply before the first, or not at all."""
+        """Yields the scores of the pass over repeated tokens. If it raises DoesNotApply, it yields nothing."""
         if reason := _too_small(context):
             raise DoesNotApply(reason)
         found = self._attention(self.repeats(context), context)
@@ -123,7 +123,7 @@ class Induction(Probe):
             yield Reading(f"{name}_chance", uniform[..., i], ("layer",), coords)
 
     def _attention(self, repeats: Repeats, context: ProbeContext) -> dict[Site, tuple[Tensor, Tensor, Tensor]]:
-        """One pass over the sequences: at each site the scores, their standard errors [head, score], and chance."""
+        """Runs the model once. Returns each site's scores and standard errors [head, score], and chance [score]."""
         found: dict[Site, tuple[Tensor, Tensor, Tensor]] = {}
         n, size = repeats.tokens.shape
 
@@ -153,7 +153,7 @@ class Induction(Probe):
 
 
 def _too_small(context: ProbeContext) -> str | None:
-    """Why no segment of two lengths can repeat in the model's context, or None if it can."""
+    """Returns why segments of two lengths cannot repeat in the model's context; None if they can."""
     cfg: Any = context.model.cfg
     n_ctx = getattr(cfg, "n_ctx", None) or LONGEST
     if n_ctx < SHORTEST:
@@ -164,7 +164,7 @@ def _too_small(context: ProbeContext) -> str | None:
 
 
 def _copying(context: ProbeContext) -> Reading | Omitted:
-    """`copying_scores`, [layer, head]; omitted if a matrix is missing or the outcomes are not the tokens."""
+    """Returns `copying_scores`, [layer, head]; omitted if a matrix is missing or the outcomes are not the tokens."""
     sites = context.sites(PATTERN)
     modules = dict(context.model.named_modules())
     attentions = [modules.get(site.name.rpartition(".")[0]) for site in sites]
@@ -182,9 +182,9 @@ def _copying(context: ProbeContext) -> Reading | Omitted:
 
 
 def _icl_score(context: ProbeContext) -> Iterable[Reading | Omitted]:
-    """`icl_score` of the positions that the task scores, and its error over sequences.
+    """Yields the `icl_score` of the positions that the task scores, and its standard error over sequences.
 
-    Omitted if the positions are few, or no next tokens are predicted; the error also of a single sequence.
+    Both are omitted if there are few positions or no next tokens; the error also if the batch is one sequence.
     """
     try:
         positions, losses = scored_losses(context)

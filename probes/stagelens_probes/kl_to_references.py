@@ -13,20 +13,20 @@ from stagelens.base import UsageError
 from stagelens.recording import DoesNotApply, ProbeContext, Reduced, wide
 from stagelens_probes.positions import as_index, rows_of
 
-MOST_KEPT = 2**20  # numbers of a reference predictor's answer
+MOST_KEPT = 2**20  # entries of a reference predictor's output that is cached; larger outputs are computed again
 
 
 def kl_divergence(log_p: Tensor, log_q: Tensor) -> Tensor:
-    """Mean over all positions of KL(p || q) in nats, from log-probabilities [..., outcome].
+    """Returns the mean over all positions of KL(p || q) in nats, from log-probabilities [..., outcome].
 
-    An outcome that p rules out (log p = -inf) adds nothing.
+    An outcome of probability 0 under p (log p = -inf) contributes 0.
     """
     p = log_p.exp()
     return torch.where(p > 0, p * (log_p - log_q), 0.0).sum(-1).mean()
 
 
 class KLToReferences(Probe):
-    """For each reference predictor f, the mean of KL(f || model) over the scored positions of the batch."""
+    """The mean of KL(f || model) over the scored positions of the batch, for each reference predictor f."""
 
     name = "kl_to_references"
     title = "KL divergence from the task's reference predictors to the model"
@@ -56,7 +56,7 @@ class KLToReferences(Probe):
 
 
 def check_reference(name: str, log_p: Tensor) -> None:
-    """Raises UsageError unless exp(log_p) [..., outcome] sums to 1 over the outcomes; under `torch.vmap` it cannot."""
+    """Raises UsageError if exp(log_p) [..., outcome] does not sum to 1. Does nothing under `torch.vmap`."""
     total = wide(log_p).exp().sum(-1)
     off = (total - 1).abs().max()
     if _all(off <= (1e-3 if log_p.dtype in (torch.float32, torch.float64) else 2e-2)):
@@ -78,7 +78,7 @@ def _all(condition: Tensor) -> bool:
 
 
 def reference(name: str, predict: Callable[[Any], Tensor], context: ProbeContext) -> Tensor:
-    """What `predict` says about the batch; said once where that is not too much to keep."""
+    """Returns the log-probabilities that `predict` gives for the batch. They are cached unless they are large."""
     key = ("reference", name)
     log_p: Tensor = context.constants[key] if key in context.constants else predict(context.batch)
     if not isinstance(log_p, Tensor):
@@ -89,7 +89,7 @@ def reference(name: str, predict: Callable[[Any], Tensor], context: ProbeContext
 
 
 def scored(output: Tensor, context: ProbeContext) -> Tensor:
-    """The positions of `output` [batch, position, outcome] that the task scores; all of [batch, outcome]."""
+    """Returns the positions of `output` [batch, position, outcome] that the task scores; [batch, outcome] unchanged."""
     if output.ndim < 3:
         return output
     rows = rows_of(context.queries, output.shape[1], context.n_inputs, "the output")

@@ -10,7 +10,7 @@ from stagelens_probes.next_token import no_next_token, scored_losses
 
 
 class LossByPosition(Probe):
-    """Cross-entropy of the next token in nats, a mean over the batch, at each scored position."""
+    """The cross-entropy of the next token at each scored position, in nats, as a mean over the batch."""
 
     name = "loss_by_position"
     title = "next-token loss at each position of the context"

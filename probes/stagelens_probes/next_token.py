@@ -1,4 +1,4 @@
-"""What probes of next-token prediction share: the batch's tokens and the loss at each scored position."""
+"""The tokens of a batch and the next-token loss at each scored position, for the probes that use them."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from stagelens.recording import DoesNotApply, ProbeContext, wide
 from stagelens_probes.attention import is_causal
 from stagelens_probes.positions import rows_of
 
-AGREE = {torch.float64: 1e-6, torch.float32: 1e-4}  # relative; 2e-2 in half precision
+AGREE = {torch.float64: 1e-6, torch.float32: 1e-4}  # relative difference of two equal losses; 2e-2 in half precision
 
 
 def batch_tokens(batch: Any) -> Tensor | None:
-    """int [batch, position]: the batch itself, or its `tokens` or `input_ids`; None where there are none."""
+    """Returns the batch itself, or its `tokens` or `input_ids`, if that is int [batch, position]; else None."""
     if isinstance(batch, Mapping):
         batch = batch.get("tokens", batch.get("input_ids"))
     is_tokens = isinstance(batch, Tensor) and batch.ndim == 2 and not (batch.is_floating_point() or batch.is_complex())
@@ -26,7 +26,7 @@ def batch_tokens(batch: Any) -> Tensor | None:
 
 
 def no_next_token(context: ProbeContext) -> str | None:
-    """Why the batch has no next tokens to predict, or None where it has."""
+    """Returns why the batch has no next tokens to predict; None if it has."""
     tokens = batch_tokens(context.batch)
     if tokens is None:
         return "the batch is not tokens: int [batch, position], or a dict with them as 'tokens' or 'input_ids'"
@@ -40,7 +40,7 @@ def no_next_token(context: ProbeContext) -> str | None:
 
 
 def no_logits(context: ProbeContext, tokens: Tensor) -> str | None:
-    """Why the output is not logits [batch, position, token] of the tokens, or None where it is."""
+    """Returns why the output is not logits [batch, position, token] of the tokens; None if it is."""
     output = context.output
     if not isinstance(output, Tensor) or output.ndim != 3 or len(output) != len(tokens):
         return "the model's output is not logits [batch, position, token]"
@@ -55,10 +55,10 @@ def no_logits(context: ProbeContext, tokens: Tensor) -> str | None:
 
 
 def scored_losses(context: ProbeContext) -> tuple[list[int], Tensor]:
-    """The scored positions t of the batch that have a next token, and the losses there; raises DoesNotApply.
+    """Returns the scored positions t that have a next token, and the losses there, [batch, position].
 
-    The losses [batch, position] are -log p(token t + 1 | tokens to t) in nats. Their mean is the loss that the
-    recorder records: if it is not, the tokens were paired with the wrong logits, and nothing is given.
+    The losses are -log p(token t + 1 | tokens up to t) in nats. Raises DoesNotApply if there are none, or if their mean
+    is not the loss that the recorder records: then the tokens were paired with the wrong logits.
     """
     return context.once(context.output, "next-token losses", lambda: _scored_losses(context))
 

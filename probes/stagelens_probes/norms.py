@@ -12,12 +12,12 @@ from stagelens.recording import wide
 
 
 def norm(tensor: Tensor) -> Tensor:
-    """Euclidean norm of all entries of `tensor`, a scalar, in float32 or better."""
+    """Returns the Euclidean norm of all entries of `tensor`, a scalar, in float32 or better."""
     return row_norms(tensor.reshape(1, -1))[0]
 
 
 def row_norms(tensor: Tensor) -> Tensor:
-    """Euclidean norm of each `tensor[i]`, [row]; `tensor` is [row, ...].
+    """Returns the Euclidean norm of each `tensor[i]`, [row]; `tensor` is [row, ...].
 
     Each row is divided by its scale before it is squared: the square of 1e-23 is 0 in float32.
     """
@@ -30,14 +30,14 @@ def row_norms(tensor: Tensor) -> Tensor:
 
 
 def scale_of(tensor: Tensor, dim: tuple[int, ...]) -> Tensor:
-    """The power of two next to the largest |entry| over `dim`, kept with size 1; 1 if that is 0 or not finite.
+    """Returns the power of two just below the largest |entry| over `dim`; 1 if that entry is 0 or not finite.
 
-    Dividing by a power of two rounds nothing: components of equal variance stay the ones that they were.
+    The dimensions `dim` stay, with size 1. Dividing by a power of two is exact, so that equal variances stay equal.
     """
     largest = vector_norm(tensor, torch.inf, dim=dim, keepdim=True)
     return torch.where((largest > 0) & largest.isfinite(), largest.log2().floor().exp2(), 1.0)
 
 
 def joint_norm(norms: Iterable[Tensor]) -> Tensor:
-    """Norm of the vector that is made of parts with these `norms`, each a scalar."""
+    """Returns the norm of a vector that consists of parts with these `norms`, each a scalar."""
     return norm(torch.stack(list(norms)))

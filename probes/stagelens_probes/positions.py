@@ -1,4 +1,4 @@
-"""Which rows of an activation or an output are at the positions that a task scores."""
+"""The rows of an activation or an output that belong to the positions that a task scores."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from stagelens.recording import DoesNotApply
 
 
 def rows_of(queries: slice, n_here: int, n_all: int | None, what: str) -> list[int]:
-    """The rows, of a tensor with `n_here` positions, that are at the positions `queries` of all `n_all` inputs.
+    """Returns the rows of a tensor with `n_here` positions that are at the positions `queries` of `n_all` inputs.
 
-    The tensor's positions are the last of all, as those of a model with fewer queries than keys. If `n_all` is not
-    known, they are all. Raises DoesNotApply if no row of `what` is among the positions.
+    The tensor has the last `n_here` of all positions, as in a model with fewer queries than keys. If `n_all` is None,
+    it has all. Raises DoesNotApply if none of the positions is among them; `what` names the tensor in the error.
     """
     n_all = n_here if n_all is None else max(n_all, n_here)
     first = n_all - n_here
@@ -23,7 +23,7 @@ def rows_of(queries: slice, n_here: int, n_all: int | None, what: str) -> list[i
 
 
 def as_index(rows: list[int], device: torch.device) -> slice | Tensor:
-    """`rows` as an index; neighbours as a slice, which copies nothing."""
+    """Returns `rows` as an index: a slice if they are consecutive, which avoids a copy."""
     if rows == list(range(rows[0], rows[-1] + 1)):
         return slice(rows[0], rows[-1] + 1)
     return torch.tensor(rows, device=device)

@@ -1,4 +1,4 @@
-"""Principal components of a head's keys and of its queries, and how the two agree."""
+"""Principal components of the keys and of the queries of a head, and their alignment."""
 
 from __future__ import annotations
 
@@ -14,21 +14,22 @@ from stagelens_probes.norms import scale_of
 from stagelens_probes.positions import as_index, rows_of
 
 KEYS, QUERIES = "attn.hook_k", "attn.hook_q"
-ROTATED = {KEYS: "attn.hook_rot_k", QUERIES: "attn.hook_rot_q"}  # of models with rotary positions
+ROTATED = {KEYS: "attn.hook_rot_k", QUERIES: "attn.hook_rot_q"}  # the hooks of models with rotary positions
 SIDES = ("key", "query")
-SHARE = 0.9  # a leading subspace explains at least this much
+SHARE = 0.9  # fraction of the variance that the leading subspace explains
 ROTATED_CHANCE = (
     "the layers have rotary positions: one rotation turns keys and queries in the same planes, which aligns them "
     "beyond the chance level of random subspaces"
 )
-LEAD_KEPT = 0.9  # the last leading component keeps the lead while its variance is at least this much of the largest
+LEAD_KEPT = 0.9  # a component stays the leading one while its variance is at least this fraction of the largest
 
 
 def second_moment(activation: Tensor) -> Tensor:
-    """Mean of x x^T over batch and positions: [batch, position, head, d_head] -> [head, d_head, d_head].
+    """Returns the mean of x x^T over batch and positions, [head, d, d], of x [batch, position, head, d].
 
-    Not centered: scores are inner products of the vectors themselves, and without a softmax nothing cancels. In units
-    of each head's largest entry: the square of 1e-23 is 0 in float32, and the readings are ratios.
+    The mean is not subtracted: attention scores are inner products of the vectors themselves. Each head is scaled by
+    its largest entry, because the square of 1e-23 is 0 in float32. The readings are ratios: scaling does not
+    change them.
     """
     x = wide(activation).flatten(0, 1).permute(1, 2, 0).contiguous()  # [head, d_head, sample]
     x = x / scale_of(x, (1, 2))
@@ -36,7 +37,7 @@ def second_moment(activation: Tensor) -> Tensor:
 
 
 def principal_components(moment: Tensor) -> tuple[Tensor, Tensor]:
-    """moment [..., d, d] -> variances [..., component], largest first, and components [..., component, d]."""
+    """Returns variances [..., component], largest first, and components [..., component, d] of `moment` [..., d, d]."""
     finite = moment.isfinite().all(-1).all(-1)[..., None]  # LAPACK may crash on nan
     values, vectors = torch.linalg.eigh(torch.where(finite[..., None], moment, 0.0))
     values = torch.where(finite, values, torch.nan)
@@ -44,26 +45,26 @@ def principal_components(moment: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def shares(variances: Tensor) -> Tensor:
-    """Variances [..., component] as ratios of their sum; 0 where there is no variance at all."""
+    """Returns `variances` [..., component] as fractions of their sum; 0 if all variances are 0."""
     total = variances.sum(-1, keepdim=True)
     return torch.where(total == 0, 0.0, variances / total.clamp(min=torch.finfo(total.dtype).tiny))
 
 
 def effective_rank(explained: Tensor) -> Tensor:
-    """exp of the entropy of the ratios [..., component]; 0 where there is no variance at all."""
+    """Returns exp of the entropy of the fractions [..., component]; 0 if all variances are 0."""
     entropy: Tensor = torch.special.entr(explained).sum(-1)
     return entropy.exp() * (explained.sum(-1) > 0)
 
 
 def leading_rank(explained: Tensor) -> Tensor:
-    """The smallest number of components that explain 90%, [...], from ratios [..., component]."""
+    """Returns the smallest number of components that explain 90%, [...], from fractions [..., component]."""
     return (explained.cumsum(-1) < SHARE - 1e-9).sum(-1) + 1
 
 
 def subspace_alignment(keys: Tensor, queries: Tensor, rank: Tensor) -> Tensor:
-    """Mean squared cosine of the principal angles between the spans of the first `rank` [...] components.
+    """Returns the mean squared cosine of the principal angles between the spans of the first `rank` [...] components.
 
-    keys, queries: [..., component, d], orthonormal rows. The squared cosines sum to |K Q^T|_F^2.
+    `keys` and `queries` [..., component, d] have orthonormal rows. The squared cosines sum to |K Q^T|_F^2.
     """
     first = torch.arange(keys.shape[-2], device=keys.device) < rank[..., None]  # [..., component]
     squared = (keys @ queries.transpose(-1, -2)).square()  # [..., component, component]
@@ -71,10 +72,10 @@ def subspace_alignment(keys: Tensor, queries: Tensor, rank: Tensor) -> Tensor:
 
 
 def in_the_scores(reduced: Reduced, hook: str) -> dict[Site, Tensor]:
-    """Of each layer the second moment of the keys (or queries, by `hook`) that enter its scores.
+    """Returns the second moment of the keys, or of the queries, that enter the attention scores of each layer.
 
-    With rotary positions those are the rotated ones. A rotated part of a key (DeepSeek's) is not the key, which is then
-    at `hook` itself.
+    With rotary positions these are the rotated ones. If only a part of the key is rotated (DeepSeek), the shapes
+    differ, and the key is the one at `hook` itself.
     """
     rotated = {site.layer: moment for site, moment in reduced.items() if site.hook == ROTATED[hook]}
     plain = {site: moment for site, moment in reduced.items() if site.hook == hook}
@@ -85,7 +86,7 @@ def in_the_scores(reduced: Reduced, hook: str) -> dict[Site, Tensor]:
 
 
 def check_rotation(reduced: Reduced, context: ProbeContext) -> None:
-    """Raises DoesNotApply if the model has hooks of rotated keys or queries that it does not call."""
+    """Raises DoesNotApply if the model has hooks of rotated keys or queries and does not call them."""
     for hook in ROTATED.values():
         if silent := [site.name for site in context.sites(hook) if site not in reduced]:
             raise DoesNotApply(
@@ -95,10 +96,10 @@ def check_rotation(reduced: Reduced, context: ProbeContext) -> None:
 
 
 def leading_component(variances: Tensor, components: Tensor, before: Tensor | None) -> Tensor:
-    """The leading component [..., d]; its sign and the choice between near equals follow `before` [..., d].
+    """Returns the leading component, [..., d], as near as possible to the leading component `before` [..., d].
 
-    Of the components whose variance is at least 0.9 of the largest, the one nearest to `before` leads, with
-    the sign that makes their product positive. The first time, the largest entry is positive.
+    Among the components whose variance is at least 0.9 of the largest, it is the one nearest to `before`, with the sign
+    that makes their product positive. If `before` is None, its largest entry is positive.
     """
     if before is None:
         leading = components[..., 0, :]
@@ -113,7 +114,7 @@ def leading_component(variances: Tensor, components: Tensor, before: Tensor | No
 
 
 class QKAlignment(Probe):
-    """Variance ratios and effective rank of keys and queries, their common subspace, and named directions."""
+    """Explained variance and effective rank of keys and queries, their subspace alignment, and named directions."""
 
     name = "qk_alignment"
     title = "principal components of keys and queries, and how they align"
@@ -126,7 +127,7 @@ class QKAlignment(Probe):
         return f"the model has no hook {missing[0]!r}" if missing else context.padding()
 
     def reduce(self, activation: Tensor, site: Site, context: ProbeContext) -> Tensor:
-        """[head, d_head, d_head]; of the queries, those of `ProbeContext.queries_at`."""
+        """Returns the second moment [head, d_head, d_head]; of the queries, that of `ProbeContext.queries_at`."""
         if site.hook in (QUERIES, ROTATED[QUERIES]):
             rows = rows_of(context.queries_at(site), activation.shape[1], context.n_inputs, repr(site.name))
             activation = activation[:, as_index(rows, activation.device)]
@@ -166,13 +167,13 @@ class QKAlignment(Probe):
             )
 
     def _layer(self, label: str, key: Tensor, query: Tensor) -> dict[str, Tensor]:
-        """The measures of one layer, from the second moments [head, d_head, d_head] of keys and queries."""
+        """Returns the measures of one layer, from the second moments [head, d_head, d_head] of keys and queries."""
         if len(key) < len(query):  # heads that share their keys
             key = key.repeat_interleave(len(query) // len(key), dim=0)
         variances, components = principal_components(torch.stack([key, query], dim=1))  # [head, side, component, (d)]
         explained = shares(variances)
         total = explained.sum(-1)
-        there = torch.where(total.isnan(), torch.nan, (total > 0).double())  # [head, side]; 0: all vectors are 0
+        there = torch.where(total.isnan(), torch.nan, (total > 0).double())  # [head, side]; 0 if all vectors are 0
         both = there.prod(-1)  # [head]
         rank = leading_rank(explained).amin(-1)  # [head]
         leading = leading_component(variances, components, self.state.get(label))  # [head, side, d_head]
@@ -188,7 +189,7 @@ class QKAlignment(Probe):
 
 
 def _units(context: ProbeContext, d_head: int) -> Tensor:
-    """The context's directions as unit vectors, [d_head, direction]."""
+    """Returns the task's directions as unit vectors, [d_head, direction]."""
     directions = {name: torch.as_tensor(given).detach().cpu().double() for name, given in context.directions.items()}
     for name, direction in directions.items():
         if direction.shape != (d_head,):

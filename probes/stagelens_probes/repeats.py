@@ -1,4 +1,4 @@
-"""Random sequences in which a segment repeats, and how much attention follows the repetition."""
+"""Random sequences in which a segment repeats, and the attention that follows the repetition."""
 
 from __future__ import annotations
 
@@ -9,31 +9,31 @@ from torch import Tensor
 
 from stagelens.base import generator
 
-SEQUENCES = 8
-LONGEST = 64  # positions
-SHORTEST = 7  # positions: one of filler, and room for segments of two lengths, 2 and 3
-FEWEST_TOKENS = 4  # of the vocabulary: a segment of 3, and one token to fill with
+SEQUENCES = 8  # number of sequences
+LONGEST = 64  # positions of a sequence, at most
+SHORTEST = 7  # positions of a context, at least: one of filler, and twice a segment of length 2 or 3
+FEWEST_TOKENS = 4  # size of the vocabulary, at least: a segment of 3 tokens, and one token of filler
 SCORES = ("prefix_matching", "previous_token", "duplicate_token")
 
 
 @dataclass(frozen=True)
 class Repeats:
-    """Sequences [filler, segment, segment, filler], each with a segment length and an offset of its own."""
+    """Sequences [filler, segment, segment, filler], each with its own segment length and offset."""
 
     tokens: Tensor  # int [sequence, position]
-    length: Tensor  # int [sequence], of the segment, S
-    offset: Tensor  # int [sequence], where the segment starts
+    length: Tensor  # int [sequence], the length S of the segment
+    offset: Tensor  # int [sequence], the position at which the segment starts
 
     def to(self, device: torch.device) -> Repeats:
         return Repeats(self.tokens.to(device), self.length.to(device), self.offset.to(device))
 
 
 def repeated_tokens(d_vocab: int, n_ctx: int, seed: int = 0) -> Repeats:
-    """8 sequences of min(n_ctx, 64) random tokens, in each of which a segment of S tokens stands twice in a row.
+    """Returns 8 sequences of min(n_ctx, 64) random tokens, each with a segment of S tokens twice in a row.
 
-    S runs over all lengths from half of the longest to the longest one that fits into the context and the vocabulary,
-    each about equally often, in random order. The offset is uniform, and at least 1: many heads attend to position 0,
-    whatever stands there. The tokens of a segment are distinct and the filler has none of them, so that each token of
+    S takes all lengths from half of the longest to the longest one that fits into the context and the vocabulary, each
+    about equally often, in random order. The offset is uniform and at least 1, because many heads attend to position 0
+    whatever its token is. The tokens of a segment are distinct and do not occur in the filler, so that each token of
     the second copy occurred exactly once before.
     """
     size = min(n_ctx, LONGEST)
@@ -55,10 +55,11 @@ def repeated_tokens(d_vocab: int, n_ctx: int, seed: int = 0) -> Repeats:
 
 
 def sequence_scores(weights: Tensor, repeats: Repeats) -> Tensor:
-    """weights [sequence, head, query, key] -> [sequence, head, score]: prefix matching, previous, duplicate.
+    """Returns the three `SCORES` of each head, [sequence, head, score], from weights [sequence, head, query, key].
 
-    Each is a mean over queries of the attention to one key. For a query q in the second copy, whose token occurred at
-    q - S, the key is q - S + 1 (what came next) or q - S (the duplicate); for every query but the first it is q - 1.
+    Each score is a mean over queries of the attention to one key. The token of a query q in the second copy occurred at
+    q - S. Prefix matching is the attention to q - S + 1, the token after it; duplicate token is that to q - S.
+    Previous token is the attention of every query but the first to q - 1.
     """
     size = weights.shape[-1]
     position = torch.arange(size, device=weights.device)
@@ -76,11 +77,11 @@ def sequence_scores(weights: Tensor, repeats: Repeats) -> Tensor:
 
 
 def chance(visible: Tensor, repeats: Repeats) -> Tensor:
-    """[score]: what a head scores that attends to all visible keys alike; visible: bool [query, key]."""
+    """Returns the scores, [score], of a head that attends uniformly to its `visible` keys, bool [query, key]."""
     uniform = visible.float() / visible.sum(-1, keepdim=True).clamp(min=1)
     return sequence_scores(uniform.expand(len(repeats.tokens), 1, *visible.shape), repeats).mean((0, 1))
 
 
 def mean_and_error(scores: Tensor) -> tuple[Tensor, Tensor]:
-    """scores [sequence, ...] -> their mean over sequences and its standard error, each [...]."""
+    """Returns the mean of `scores` [sequence, ...] over sequences and its standard error, each [...]."""
     return scores.mean(0), scores.std(0) / len(scores) ** 0.5

@@ -1,4 +1,4 @@
-"""How large each parameter is, and each head's share of it."""
+"""The norm of each parameter, and of each head's part of it."""
 
 from __future__ import annotations
 
@@ -16,11 +16,12 @@ HEAD_BIASES = {"b_Q", "b_K", "b_V"}  # [head, d_head]
 
 
 def has_heads(name: str, parameter: Tensor, context: ProbeContext) -> bool:
-    """Whether the first dimension of `parameter` is the head: it has `cfg.n_heads` rows, and its module says so.
+    """Returns True if the first dimension of `parameter` is the head.
 
-    A module says so in `head_parameters`, the names of these parameters. Of other modules they are TransformerLens'
-    biases, and what has three dimensions or more under TransformerLens' names or next to an attention pattern's hook: a
-    matrix may have as many rows as there are heads by chance.
+    It must have `cfg.n_heads` rows. A module may list the names of such parameters as `head_parameters`. In other
+    modules they are TransformerLens' biases of heads, and parameters of three or more dimensions that have
+    TransformerLens' names or belong to a module with a hook of the attention pattern. A matrix does not count: it may
+    have as many rows as there are heads by chance.
     """
     owner, _, last = name.rpartition(".")
     if parameter.ndim < 2 or parameter.shape[0] != getattr(getattr(context.model, "cfg", None), "n_heads", None):
@@ -33,7 +34,7 @@ def has_heads(name: str, parameter: Tensor, context: ProbeContext) -> bool:
 
 
 class WeightNorms(Probe):
-    """Frobenius norm of every parameter, and of every head's part of the parameters that have one."""
+    """The Frobenius norm of each parameter, and of each head's part of the parameters that have one row per head."""
 
     name = "weight_norms"
     title = "Frobenius norm of each parameter, and of each head's part of it"

@@ -11,9 +11,13 @@ from stagelens.base.errors import UsageError
 from stagelens.testing import check_task_device
 
 
-def test_auto_takes_the_accelerator_where_there_is_one():
-    there = torch.accelerator.is_available()
-    assert resolve_device("auto").type == (torch.accelerator.current_accelerator().type if there else "cpu")
+@pytest.mark.parametrize(("accelerator", "expected"), [("mps", "mps"), ("cuda:1", "cuda:1"), (None, "cpu")])
+def test_auto_is_the_accelerator_of_the_machine_else_the_cpu(monkeypatch, accelerator, expected):
+    """The machine that runs this may have none, so torch's two answers are replaced."""
+    found = torch.device(accelerator) if accelerator else None
+    monkeypatch.setattr(torch.accelerator, "is_available", lambda: found is not None)
+    monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda: found)
+    assert resolve_device("auto") == torch.device(expected)
     assert resolve_device("cpu") == torch.device("cpu")
 
 

@@ -11,7 +11,7 @@ import pytest
 from conftest import STAGELENS
 from kit.written_runs import STEPS, staircase, write_run
 from stagelens.base.errors import UsageError
-from stagelens.runs.run import load
+from stagelens.runs import load
 
 TIMES = (200, 600)
 CURVE = staircase(STEPS, TIMES, (3.0, 2.0, 1.0))

@@ -2,13 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import subprocess
-
-import pytest
-
-from conftest import STAGELENS
-
 PLUGIN = """
 import torch
 import stagelens as sl
@@ -38,17 +31,15 @@ def stagelens_register_probes(): return [first_key]
 """
 
 
-@pytest.mark.slow
-def test_it_runs_with_every_built_in_probe_and_its_own(tmp_path):
+def test_it_runs_with_every_built_in_probe_and_its_own(cli, tmp_path):
     folder = tmp_path / "somewhere else"
     folder.mkdir()
     (folder / "foreign.py").write_text(PLUGIN)
-    command = [*STAGELENS, "--plugin-dir", str(folder)]
 
     def call(*words):
-        done = subprocess.run([*command, *words, "--json"], capture_output=True, text=True, cwd=tmp_path, timeout=300)
-        assert done.returncode == 0, done.stderr
-        return json.loads(done.stdout)
+        answer = cli("--plugin-dir", folder, *words, "--json")
+        assert answer.code == 0, answer.err
+        return answer.json
 
     probes = {row["name"]: row["readings"] for row in call("probes") if row["plugin"] in ("probes", "foreign")}
     found = call("run", "foreign", "--probes", ",".join(probes))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import subprocess
 import sys
 
@@ -44,17 +43,3 @@ def test_what_it_writes_is_named_after_the_plugin_and_lints(cli, tmp_path):
         assert done.returncode == 0, done.stdout + done.stderr
     text = "".join((tmp_path / file).read_text(encoding="utf-8") for file in written["files"])
     assert "{{" not in text and str(ROOT) not in text
-
-
-@pytest.mark.slow
-def test_once_installed_it_is_listed_runs_and_passes_its_own_tests(cli, tmp_path, environment):
-    cli("new-plugin", "my-paper")
-    environment.install(tmp_path / "my-paper")
-    plugins = json.loads(environment.call("stagelens", "plugins", "--json"))
-    assert {"name": "my-paper", "version": "0.1.0", "status": "loaded"}.items() <= next(
-        plugin for plugin in plugins if plugin["name"] == "my-paper"
-    ).items()
-    ran = json.loads(environment.call("stagelens", "run", "my-paper", "--json"))
-    assert ran["status"] == "finished" and not ran["problems"] and not ran["skipped"]
-    assert "the source is found" in [stage["name"] for stage in ran["stages"]]
-    assert " passed" in environment.call("python", "-m", "pytest", "-q", "my-paper", "-W", "error")

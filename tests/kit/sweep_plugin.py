@@ -26,6 +26,8 @@ class PowerConfig(sl.FlowConfig):
     fatal: str = ""  # a file that remembers how often the process was killed
     deaths: int = 0
     broken: bool = False
+    seen: str = ""  # a folder, to write down which GPUs the process sees
+    meet: int = 0  # a point waits, at most a minute, until so many points have written that down
 
 
 class Power(sl.Flow):
@@ -44,6 +46,11 @@ class Power(sl.Flow):
     def initial(self) -> Mapping[str, Any]:
         c = self.config
         time.sleep(c.sleep)
+        if c.seen:
+            (Path(c.seen) / f"seen-{c.T:g}").write_text(os.environ.get("CUDA_VISIBLE_DEVICES", "none"))
+            deadline = time.monotonic() + 60
+            while len(list(Path(c.seen).glob("seen-*"))) < c.meet and time.monotonic() < deadline:
+                time.sleep(0.02)
         if c.broken:
             raise ZeroDivisionError("a defect\nof the plugin")
         if c.fatal and len(died := Path(c.fatal).read_text()) < c.deaths:

@@ -2,14 +2,29 @@
 
 from __future__ import annotations
 
+from collections.abc import Generator, Sequence
 from pathlib import Path
 
 import pytest
 
 import stagelens as sl
 from kit.sweep_plugin import Power
+from stagelens.sweeps.executors import Job, Outcome, work
 
 GRID = {"T": [1, 2, 4, 8]}
+
+
+class Here:
+    """An executor that does the jobs in this process, and lists them."""
+
+    def __init__(self, workers: int | None = None) -> None:
+        self.jobs: list[Job] = []
+
+    def run(self, jobs: Sequence[Job]) -> Generator[tuple[Job, Outcome]]:
+        work._host.cache_clear()  # tests write plugins of one name and different content
+        for job in jobs:
+            self.jobs.append(job)
+            yield job, work.perform(job)
 
 
 def sweep(runs: Path, grid=GRID, **options) -> sl.Sweep:

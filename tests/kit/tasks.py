@@ -17,7 +17,7 @@ import stagelens as sl
 from stagelens.base.seeds import generator
 from stagelens.host.host import Host, make_host
 from stagelens.models import ToyConfig, build_transformer
-from stagelens.runs.run import Run
+from stagelens.runs import Run
 
 
 class TwoMaps(HookedRootModule):

@@ -1,18 +1,17 @@
-"""Every registered task at a size that trains in a fraction of a second."""
+"""Every registered task at a size that trains in a fraction of a second. The store has each run once a session."""
 
 from __future__ import annotations
 
-import atexit
 from functools import cache
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
 from torch.utils._pytree import tree_map_only
 
 import stagelens as sl
-from stagelens.host.host import Host, make_host
+from kit.store import host, once
+from stagelens.experiments import Training, as_settings, make_config
 
 STEPS = 6
 POINTS = 16
@@ -37,11 +36,6 @@ SETTINGS: dict[str, dict[str, Any]] = {
 }
 
 
-@cache
-def host() -> Host:
-    return make_host()
-
-
 def task_ids() -> list[str]:
     return [name for name, _ in host().tasks]
 
@@ -55,24 +49,52 @@ def tiny_settings(task_id: str) -> dict[str, Any]:
     return length | SETTINGS.get(task_id, {})
 
 
+def tiny_task(task_id: str, kind: type[Any] | None = None, seed: int = 0) -> Any:
+    """The tiny task itself; `kind` is its class or a variant of it."""
+    kind = kind or host().task(task_id).load()
+    return kind(make_config(kind.Config, kind.presets, "quick", as_settings(tiny_settings(task_id))), seed)
+
+
+def trained(task: sl.Task, steps: int = STEPS) -> list[dict[str, torch.Tensor]]:
+    """The weights of `task` before each step and after the last, in a training that nobody measures."""
+    training = Training(task)
+    found = []
+    for step in range(steps + 1):
+        found.append({name: value.clone() for name, value in training.model.state_dict().items()})
+        if step < steps:
+            training.advance(step)
+    return found
+
+
 @cache
 def exact_run(task_id: str, seed: int) -> sl.Run:
-    """The tiny run of a task in float64 with all registered probes, made once in a process.
+    """The tiny run of a task in float64 with all registered probes.
 
     In float32 a key's bias, whose gradient is zero but for rounding, is moved by Adam in a direction that another
     processor does not repeat. In float64 all series are the same on all processors to far better than 1e-6.
     """
-    kind = host().task(task_id).load()
+    return sl.load(once(f"tiny/exact/{_stem(task_id)}-{seed}", lambda to: run_exactly(task_id, seed, to)), host=host())
+
+
+def run_exactly(task_id: str, seed: int, to: Path, **options: Any) -> sl.Run:
+    """Writes such a run to the folder `to`."""
     if is_flow(task_id):
-        return _run(task_id, seed, name=f"{_stem(task_id)}-{seed}", report=False)
-    every = [name for name, _ in host().probes]
-    return _run(in_float64(kind), seed, name=f"{_stem(task_id)}-{seed}", probes=every, report=False)
+        return run_tiny(task_id, seed, to, report=False, **options)
+    kind = in_float64(host().task(task_id).load())
+    return run_tiny(kind, seed, to, probes=[name for name, _ in host().probes], report=False, **options)
 
 
 @cache
 def reported_run(task_id: str) -> sl.Run:
     """The tiny run of a task as a user makes it: its own probes, float32, figures and a report."""
-    return _run(task_id, 0, name=_stem(task_id))
+    return sl.load(once(f"tiny/reported/{_stem(task_id)}", lambda to: run_tiny(task_id, 0, to)), host=host())
+
+
+def run_tiny(task: str | type[sl.Task], seed: int, to: Path, **options: Any) -> sl.Run:
+    """Writes a tiny run to the folder `to`."""
+    settings = tiny_settings(task if isinstance(task, str) else task.id)
+    places = {"runs": to.parent, "name": to.name}
+    return sl.run(task, settings=settings, seed=seed, **{"device": "cpu", "host": host()} | places | options)
 
 
 def in_float64(kind: type[sl.Task]) -> type[sl.Task]:
@@ -96,19 +118,5 @@ def _cast(batch: Any) -> Any:
     return tree_map_only(torch.Tensor, lambda t: t.double() if t.is_floating_point() else t, batch)
 
 
-def _run(task: str | type[sl.Task], seed: int, **options: Any) -> sl.Run:
-    task_id = task if isinstance(task, str) else task.id
-    settings = tiny_settings(task_id)
-    return sl.run(task, settings=settings, seed=seed, device="cpu", runs=folder(), host=host(), **options)
-
-
 def _stem(task_id: str) -> str:
     return task_id.replace("/", "-")
-
-
-@cache
-def folder() -> Path:
-    """The folder of the tiny runs, which lives as long as the process."""
-    made = TemporaryDirectory(prefix="stagelens-tiny-")
-    atexit.register(made.cleanup)
-    return Path(made.name)

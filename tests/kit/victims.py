@@ -22,7 +22,7 @@ import pytest
 import stagelens as sl
 from kit.tasks import assert_same_weights, weights
 from stagelens.base.processes import environment
-from stagelens.runs.run import Run
+from stagelens.runs import Run
 
 KILL = -1  # in place of an errno
 IMPORTED = (
@@ -285,7 +285,7 @@ def watch(folder: Path, reference: Path, stop: Path, out: Path) -> None:
     import json
     import traceback
 
-    from stagelens.runs.run import catalogue
+    from stagelens.runs import catalogue
     from stagelens.runs.store import read_measurements
 
     known = {m.step: (m.layout, m.values.tobytes()) for m in read_measurements(reference)}

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 
 from stagelens import Reading
+from stagelens.runs import Run
 from stagelens.runs.manifest import Manifest
-from stagelens.runs.run import Run
 from stagelens.runs.store import Store
 from stagelens.timelines.timeline import Measurement, Timeline, pack
 

@@ -20,7 +20,7 @@ from probes.test_every_probe import NAMES, Everything
 from stagelens_probes import PROBES
 from stagelens_probes.curvature import TOLERANCE
 
-few = settings(max_examples=3)
+few = settings(max_examples=settings().max_examples // 8)  # 3; `make stress` has a profile of more, drawn anew
 HEAD_PARAMETERS = ("W_Q", "W_K", "W_V", "W_O", "b_Q", "b_K", "b_V")
 ROUND = 1e-9  # in double precision
 CURVATURE = ("curvature/largest", "curvature/smallest")

@@ -1,8 +1,9 @@
 """What README and docs show is what happens: their snippets and commands are run, page by page, in order.
 
 A page's blocks share one folder and one set of names, as for a reader who types them. What would take minutes
-(`verify`, presets other than `quick`, tasks not in QUICK) is not run but parsed, config and all. A `stagelens run` that
-several pages show is run once and copied.
+(`verify`, presets other than `quick`, tasks not in QUICK) is not run but parsed, config and all. Runs of registered
+tasks come from the store (`kit.store`). A `stagelens run` that several pages show is called once and then copied.
+Sweeps do their points in this process, and share them between pages: a point's folder is named after its content.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ import typer
 
 import stagelens.cli
 from conftest import ROOT
+from kit import store
 from stagelens.cli.main import app
 from stagelens.experiments.config import make_config
 from stagelens.host.host import make_host
@@ -28,7 +30,7 @@ matplotlib.use("Agg")
 
 PAGES = sorted([ROOT / "README.md", *ROOT.glob("docs/**/*.md"), *ROOT.glob("plugins/*/README.md")])
 PAGES = [page for page in PAGES if "examples" not in page.parts]
-BLOCK = re.compile(r"^```(\w+)\n(.*?)^```", re.DOTALL | re.MULTILINE)
+BLOCK = re.compile(r"^```(\w*)\n(.*?)^```", re.DOTALL | re.MULTILINE)
 QUICK = {"markov", "recall/flow", "linear-icl/flow", "my-paper"}  # tasks that a reader waits for less than a minute
 LONG = {"verify", "figure"}  # commands that take minutes whatever they are given
 PLACEHOLDER = re.compile(r"\b(RUN|RUN_or_CSV|TASK|COMMAND|CHECKPOINT|DIR|PLUGIN|NAME|FILE)\b|\[")
@@ -39,46 +41,58 @@ def blocks(page: Path) -> list[tuple[str, str]]:
 
 
 def commands(block: str) -> list[list[str]]:
-    """The commands of a block of shell, each as its words."""
+    """The calls of stagelens in a block, each as its words; a line with a placeholder is not one."""
     lines = block.replace("\\\n", " ").splitlines()
-    return [words for line in lines if (words := shlex.split(line, comments=True))]
+    calls = [shlex.split(line, comments=True) for line in lines if line.startswith("stagelens ")]
+    return [words[1:] for words in calls if not PLACEHOLDER.search(" ".join(words))]
 
 
-@pytest.fixture(scope="session")
-def finished_runs():
-    """Runs that a page has made, by their command: the folder that they are kept in."""
-    return {}
+WITH_BLOCKS = [page for page in PAGES if any(language in ("python", "sh", "console") for language, _ in blocks(page))]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
-def test_the_snippets_and_commands_of_a_page_run(page, cli, tmp_path, tmp_path_factory, finished_runs):
+@pytest.mark.parametrize("page", WITH_BLOCKS, ids=lambda page: str(page.relative_to(ROOT)))
+def test_the_snippets_and_commands_of_a_page_run(page, cli, trained_once):
     names = {"__name__": page.stem}
     for language, text in blocks(page):
         if language == "python":
             exec(compile(text, str(page), "exec"), names)
         elif language in ("sh", "console"):
             for words in commands(text):
-                if words[0] == "stagelens" and not PLACEHOLDER.search(" ".join(words)):
-                    _call(words[1:], cli, tmp_path, tmp_path_factory, finished_runs)
+                _call(words, cli)
 
 
-def _call(words, cli, folder, tmp_path_factory, finished_runs):
-    _parses(words)
+def _call(words, cli):
     if words[0] in LONG or (words[0] == "run" and (words[1] not in QUICK or "--preset" in words)):
         return
-    key = tuple(words)
-    if words[0] == "run" and key in finished_runs:
-        shutil.copytree(finished_runs[key], folder / "runs", dirs_exist_ok=True)
-        return
-    before = set((folder / "runs").glob("*"))
+    shared = store.folder() / "docs" / ("points" if words[0] == "sweep" else shlex.join(words).replace("/", "%"))
+    runs = Path("runs", "points") if words[0] == "sweep" else Path("runs")
+    if shared.exists() and words[0] in ("run", "sweep"):
+        shutil.copytree(shared, runs, dirs_exist_ok=True)
+        if words[0] == "run":
+            return
+    before = set(runs.glob("*"))
     answer = cli(*words)
     assert answer.code == 0, (words, answer.err)
-    if words[0] == "run":
-        kept = tmp_path_factory.mktemp("runs")
-        for made in set((folder / "runs").glob("*")) - before:
-            shutil.copytree(made, kept / made.name)
-        finished_runs[key] = kept
+    assert answer.out.strip() and "Traceback" not in answer.err, words
+    if words[0] in ("run", "sweep"):
+        for made in set(runs.glob("*")) - before:
+            shutil.copytree(made, shared / made.name)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_every_command_that_a_page_shows_can_be_parsed(page):
+    """Also those that take too long to run or need a cluster."""
+    for language, text in blocks(page):
+        assert language in ("python", "sh", "console", "text", "toml", ""), f"a block of {language!r} is never run"
+        for words in commands(text):
+            _parses(words)
+
+
+def test_no_page_that_teaches_is_passed_over():
+    taught = [ROOT / "README.md", *ROOT.glob("docs/tutorial/*.md")]
+    for page in taught:
+        assert any(language == "python" or commands(text) for language, text in blocks(page)), page
 
 
 def _parses(words: list[str]) -> None:
@@ -86,7 +100,7 @@ def _parses(words: list[str]) -> None:
     for module in pkgutil.iter_modules(stagelens.cli.__path__, "stagelens.cli."):
         importlib.import_module(module.name)
     group = typer.main.get_command(app)
-    start = 2 if words[0] == "--plugin-dir" else 0
+    start = {"--plugin-dir": 2, "--allow": 2, "--no-plugins": 1}.get(words[0], 0)
     name, *rest = words[start:]
     context = group.make_context("stagelens", words[:start], resilient_parsing=True)
     command = group.get_command(context, name)

@@ -77,8 +77,25 @@ def test_a_room_is_entered_through_its_door(room):
 def test_a_room_says_what_it_is_for_and_has_the_names_that_it_declares(room):
     door = importlib.import_module(f"stagelens.{room.name}")
     assert (door.__doc__ or "").startswith(f"{room.name}: ")
-    for name in door.__all__:
-        assert getattr(door, name) is not None
+    if (stub := room / "__init__.pyi").exists():
+        assert_as_declared(door, stub)
+
+
+def assert_as_declared(package, stub):
+    """The package has the names that its stub declares, no others, and each is the one of the module named there."""
+    tree = ast.parse(stub.read_text(encoding="utf-8"))
+    declared = {
+        alias.asname or alias.name: (node.module, alias.name)
+        for node in ast.walk(tree)
+        if isinstance(node, ast.ImportFrom) and node.level + bool(node.module)
+        for alias in node.names
+    }
+    assert set(package.__all__) == declared.keys() - {"annotations"}
+    for name in package.__all__:
+        module, original = declared[name]
+        base = package.__name__ if not module or not module.startswith("stagelens") else ""
+        home = importlib.import_module(".".join(part for part in (base, module) if part))
+        assert getattr(package, name) is getattr(home, original), name
 
 
 def not_public(source):
@@ -235,7 +252,7 @@ def test_showing_a_run_imports_no_torch(tmp_path):
 def test_every_public_name_is_there():
     import stagelens
 
-    for name in stagelens.__all__:
-        assert getattr(stagelens, name) is not None
+    assert_as_declared(stagelens, ROOT / "toolkit/stagelens/__init__.pyi")
+    assert len(stagelens.__all__) >= 35
     with pytest.raises(AttributeError, match="nothing"):
         stagelens.nothing  # noqa: B018

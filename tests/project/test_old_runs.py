@@ -13,7 +13,7 @@ import torch
 import stagelens as sl
 from kit.tiny import tiny_settings
 from project.write_runs import FOLDER, KEPT, TASK
-from stagelens.runs.run import catalogue, points_of
+from stagelens.runs import catalogue, points_of
 
 TRAININGS = ("training", "phases", "ensemble-seed0", "ensemble-seed1")
 RUNS = (*TRAININGS, "flow", "killed")

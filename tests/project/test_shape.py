@@ -27,7 +27,6 @@ FILES = {
 }
 FOLDERS = {"data", "tasks", "claims", "figures"}  # with one file per family; `data` and `tasks` may be files instead
 PAPERS = ("markov", "linear_icl", "recall", "rich", "emergence")
-NOT_YET = {"recall", "rich"}  # not moved yet: this may only shrink
 EXAMPLE = ROOT / "docs/examples/grokking/src/stagelens_grokking"
 
 
@@ -59,14 +58,10 @@ def wrong_names(package: Path) -> list[str]:
 
 @pytest.mark.parametrize("paper", PAPERS)
 def test_a_papers_plugin_has_files_of_the_common_names_only(paper):
-    wrong = wrong_names(package_of(paper))
-    if paper in NOT_YET:
-        assert wrong, f"{paper} has moved: remove it from NOT_YET"
-    else:
-        assert wrong == []
+    assert wrong_names(package_of(paper)) == []
 
 
-@pytest.mark.parametrize("paper", [paper for paper in PAPERS if paper not in NOT_YET])
+@pytest.mark.parametrize("paper", PAPERS)
 def test_a_papers_plugin_has_what_each_of_them_needs(paper):
     package = package_of(paper)
     for name in (
@@ -120,5 +115,5 @@ def test_no_two_plugins_define_a_class_of_the_same_name():
     for paper in PAPERS:
         for name in classes_of(paper):
             owners[name].append(paper)
-    shared = {name: papers for name, papers in owners.items() if len(papers) > 1 and not NOT_YET & set(papers)}
+    shared = {name: papers for name, papers in owners.items() if len(papers) > 1}
     assert not shared, shared

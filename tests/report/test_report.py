@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import re
 import shutil
@@ -17,15 +18,15 @@ from kit.browsing import Opened, browser  # noqa: F401
 from kit.tasks import Repeats, run
 from kit.written_runs import STEPS, measurements, staircase, write_run
 from stagelens.claims import Result, equal
-from stagelens.claims.verifying import keep
+from stagelens.claims.verifying import store
 from stagelens.experiments.batches import eval_batch
 from stagelens.experiments.prediction import score
 from stagelens.figures import loss_figure
 from stagelens.figures.attention import attention_maps, chosen_steps
 from stagelens.report.charts import comparison_chart, run_chart
 from stagelens.report.pages import report_page, write_comparison, write_report
+from stagelens.runs import load
 from stagelens.runs.manifest import load_manifest
-from stagelens.runs.run import load
 from stagelens.runs.store import Store
 from stagelens.timelines.events import half_rise
 
@@ -147,9 +148,11 @@ def test_the_report_of_a_training_holds_what_it_should(trained):
     for name in ("loss", "probes", "attention"):
         for ending in ("png", "svg"):
             assert (trained.folder / "figures" / f"{name}.{ending}").stat().st_size > 1000
-    assert len(re.findall(r'<img [^>]*src="data:image/png;base64,', page)) == len(
-        list((trained.folder / "figures").glob("*.png"))
-    )
+    drawn = {file.stem for file in (trained.folder / "figures").glob("*.png")}
+    assert drawn == {"loss", "probes", "attention"}
+    shown = re.findall(r'<img [^>]*src="data:image/png;base64,([^"]*)"', page)
+    files = [(trained.folder / "figures" / f"{name}.png").read_bytes() for name in drawn]
+    assert sorted(map(base64.b64decode, shown)) == sorted(files)
 
 
 @pytest.fixture
@@ -222,7 +225,7 @@ def test_claims_are_shown_where_they_were_verified(grown):
 def test_the_claims_of_a_runs_plugin_come_as_last_verified(grown, tmp_path, monkeypatch):
     monkeypatch.setenv("STAGELENS_CACHE", str(tmp_path))
     check = equal("drops", 2, 3, "Fig. 7")
-    keep(Result("T9", grown.manifest.plugin, "drops", "Fig. 7", "differs", "quick", 1, 0.5, (check,)), tmp_path)
+    store(Result("T9", grown.manifest.plugin, "drops", "Fig. 7", "differs", "quick", 1, 0.5, (check,)), tmp_path)
     page = write_report(grown, tmp_path / "page.html").read_text()
     assert "<h2>Claims</h2>" in page and "T9" in page and "Fig. 7" in page
 

@@ -10,14 +10,14 @@ import pytest
 from torch.optim import SGD
 
 import stagelens as sl
+from kit.swept import Here
 from kit.tasks import Crash, CrashAt, Regression, host_with, run
 from stagelens.api import run_ensemble
 from stagelens.base.errors import UsageError
 from stagelens.report.pages import report_page
+from stagelens.runs import Run, catalogue
 from stagelens.runs.defects import defects_in
 from stagelens.runs.manifest import VECTORIZED, load_manifest
-from stagelens.runs.run import Run, catalogue
-from stagelens.sweeps.executors.work import perform
 
 OPTIONS: dict[str, Any] = {"report": False, "device": "cpu"}
 
@@ -132,14 +132,6 @@ def test_the_commands_warn(tmp_path, cli) -> None:
     assert listed.err.count("updated the weights wrongly") == 3
     shown = cli("show", old[0].name, "--runs", str(tmp_path))
     assert f"repeat it: {old[0].command}" in shown.err
-
-
-class Here:
-    """Does the jobs of a sweep in this process."""
-
-    def run(self, jobs: Any) -> Any:
-        for job in jobs:
-            yield job, perform(job)
 
 
 def test_a_sweep_runs_defective_points_again_and_keeps_the_old_ones(tmp_path) -> None:

@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import asdict
 
 import pytest
+from pydantic import ValidationError
 
+from stagelens.base import save_sealed
 from stagelens.base.errors import EnvironmentFault, UsageError
 from stagelens.runs.manifest import FILE, Manifest, load_manifest
+
+STAGE = {"kind": "plateau", "name": "", "level": None, "drop": None}
 
 
 def manifest(**changes):
@@ -49,6 +54,55 @@ def test_what_is_no_manifest_is_told(tmp_path, text, error, message):
 
 
 def test_a_status_that_does_not_exist_is_told(tmp_path):
-    manifest(status="asleep").save(tmp_path)
-    with pytest.raises(EnvironmentFault, match="status 'asleep' is none of running, finished"):
+    given = manifest()
+    given.status = "asleep"
+    given.save(tmp_path)
+    with pytest.raises(EnvironmentFault, match="'status' is 'asleep': input should be 'running', 'finished'"):
         load_manifest(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("task", 3),
+        ("seed", True),
+        ("seed", 1.0),
+        ("seed", 2**63),
+        ("steps", True),
+        ("steps", "5"),
+        ("steps", 10**400),
+        ("config", []),
+        ("probes", ["a", 1]),
+        ("skipped", {"probe": None}),
+        ("events", {"half": "0.3"}),
+        ("events", {"half": True}),
+        ("events", {"half": 2**63}),
+        ("stages", [3]),
+        ("stages", [{"kind": "plateau", "name": "", "start": 0}]),
+        ("stages", [{"kind": "plateau", "name": "", "start": 0, "end": 5, "level": "low"}]),
+        ("predictions", [{"name": "p"}]),
+        ("vectorized", "no"),
+        ("surprise", 1),
+    ],
+)
+def test_a_value_of_the_wrong_type_is_refused_in_one_line_that_names_it(tmp_path, key, value):
+    values = asdict(manifest()) | {key: value}
+    save_sealed(tmp_path / FILE, values)
+    with pytest.raises(EnvironmentFault, match=rf"not a whole manifest \(.*({key}|StageRow|PredictionRow)") as caught:
+        load_manifest(tmp_path)
+    assert "\n" not in str(caught.value) and len(str(caught.value)) < 400 + len(str(tmp_path))
+
+
+def test_numbers_stay_what_they_were_written_as(tmp_path):
+    given = manifest(events={"one": 1, "half": 0.5}, seconds=2, stages=[{**STAGE, "start": 0, "end": 2.5}])
+    given.save(tmp_path)
+    text = (tmp_path / FILE).read_text()
+    load_manifest(tmp_path).save(tmp_path)
+    assert (tmp_path / FILE).read_text() == text
+
+
+def test_of_very_many_wrong_values_only_the_first_is_collected():
+    many = {str(number): number for number in range(1000)}
+    with pytest.raises(ValidationError) as caught:
+        manifest(skipped=many, events=dict.fromkeys(many, "x"), probes=list(many.values()), stages=list(many))
+    assert caught.value.error_count() == 4

@@ -10,7 +10,7 @@ from filelock import FileLock
 import stagelens as sl
 from kit.tasks import Crash, CrashAt, Decay, Regression, host_with, run
 from stagelens.base.errors import UsageError
-from stagelens.runs.run import LOCK, catalogue
+from stagelens.runs import LOCK, catalogue
 
 NAME = "small-regression-quick-seed0"
 

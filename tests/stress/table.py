@@ -6,12 +6,14 @@ Each test of this folder counts, records its row, and only then asserts, so that
     record("kill -9 in a step", tried, lost, wrong, "pytest tests/stress/test_kills.py")
     assert (lost, wrong) == (0, 0)
 
-The rows are kept in `docs/verified/stress.json`; `python tests/stress/page.py` makes `docs/reliability.md` of them.
+With `pytest --record` the rows are written to `docs/verified/stress.json`, and `python tests/stress/page.py` makes
+`docs/reliability.md` of them. Otherwise a row is only printed.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import platform
 from datetime import UTC, datetime
 from importlib.metadata import version
@@ -27,13 +29,16 @@ KEPT = Path(__file__).parents[2] / "docs" / "verified" / "stress.json"
 
 
 def record(fault: str, tried: int, lost: int, wrong: int, command: str, note: str = "") -> None:
-    """Keeps one row; a row of the same fault is replaced.
+    """Prints one row and, with `--record`, writes it; a row of the same fault is replaced.
 
     `lost`: cases in which something that was committed is gone, or does not go on. `wrong`: cases that ended in other
     numbers, a traceback, a hang, or another exit code than the documented one. `command` repeats the row.
     """
     row = {"fault": fault, "tried": tried, "lost": lost, "wrong": wrong, "command": command, "note": note}
     row |= {"date": datetime.now(UTC).date().isoformat(), "where": _where()}
+    print(f"{fault}: {tried} tried, {lost} lost, {wrong} wrong; {note}")  # noqa: T201
+    if not os.environ.get("STAGELENS_STRESS_RECORD"):
+        return
     KEPT.parent.mkdir(exist_ok=True)
     with FileLock(Path(gettempdir()) / "stagelens-stress.lock"):
         rows = [kept for kept in rows_kept() if kept["fault"] != fault]

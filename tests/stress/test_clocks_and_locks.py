@@ -10,12 +10,12 @@ import time
 from datetime import datetime
 
 import pytest
-from table import record
 
 import stagelens as sl
 from kit.victims import NAMED, WORDS, KillAt, command, difference, is_one_line, mounted, remount, said
 from stagelens.recording.recorder import Recorder
-from stagelens.runs.run import catalogue, is_being_written
+from stagelens.runs import catalogue, is_being_written
+from stress.table import record
 
 COMMAND = "pytest tests/stress/test_clocks_and_locks.py"
 LONG = ("--set", "steps=400")

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import errno
-import random
 import re
 from dataclasses import dataclass
 from functools import cached_property
 
 import pytest
-from table import record
 
 import stagelens as sl
+from kit.chance import chance
 from kit.victims import WORDS, Plan, command, difference, is_one_line, leavings, mounted, remount, said, train
+from stress.table import record
 
 COMMAND = "pytest tests/stress/test_disks.py"
 SHORT = ("run", *WORDS, "--set", "steps=6", "--name", "r", "--resume", "--runs")  # and a folder
@@ -101,7 +101,7 @@ def test_a_fault_at_every_change_of_a_file(fault, victims, whole, tmp_path):
 
 def test_a_disk_that_is_too_small_at_first(victims, whole, tmp_path):
     """A real disk of few kilobytes, which then grows."""
-    sizes = sorted(random.Random(5).sample(range(8, 300), 20))
+    sizes = sorted(chance("disks").sample(range(8, 300), 20))
     lost, wrong = [], []
     for size in sizes:
         with mounted(tmp_path / f"disk{size}", f"size={4 * size}k") as disk:

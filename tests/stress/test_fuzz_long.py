@@ -1,4 +1,4 @@
-"""5,000 inputs that nobody meant. `tests/toolkit/test_fuzz.py` has a few of each; here commands do their work, too.
+"""5,000 inputs that nobody meant. `tests/cli/test_fuzz.py` has a few of each; here commands do their work, too.
 
 What a command starts is of the smallest size. Some command lines are called in a process of their own.
 """
@@ -12,11 +12,12 @@ from pathlib import Path
 
 import pytest
 from hypothesis import given, settings, strategies as st
-from table import record
 
 from cli import test_fuzz
+from kit.chance import seed
 from kit.fuzz.calls import Ended, call, call_alone, fault_of, make_world
 from kit.fuzz.words import Words
+from stress.table import record
 
 COMMAND = "pytest tests/stress/test_fuzz_long.py"
 HERE, ALONE, EACH = 3700, 100, 400  # 3700 + 100 + 3 * 400 = 5000
@@ -51,7 +52,7 @@ def tell(number: int, line: list[str], fault: str, ended: Ended) -> None:
 def test_command_lines(world, imports):
     before, wrong = contents(world), 0
     for number in range(HERE):
-        words = Words(1, number, works=number % 5 == 0)
+        words = Words(1 + 2 * seed(), number, works=number % 5 == 0)
         line = words.line()
         test_fuzz.write_files(world, words, number)
         ended = call(line)
@@ -73,7 +74,7 @@ def test_command_lines(world, imports):
 def test_command_lines_in_processes_of_their_own(world):
     before, wrong, number, tried = contents(world), 0, 0, 0
     while tried < ALONE:
-        words = Words(2, number)
+        words = Words(2 + 2 * seed(), number)
         line, number = words.line(), number + 1
         if not CHEAP.intersection(line) or any("\0" in word for word in line):
             continue

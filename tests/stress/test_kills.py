@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import json
 import os
-import random
 import signal
 import time
 
 import pytest
-from table import record
 
+import kit.chance
 import stagelens as sl
 from kit.victims import NAMED, KillAt, Plan, command, difference, leavings, said, watch
+from stress.table import record
 
 COMMAND = "pytest tests/stress/test_kills.py"
-chance = random.Random(12)
+chance = kit.chance.chance("kills")
 
 
 @pytest.fixture(scope="module")
@@ -35,7 +35,7 @@ def moments(changes: list[str], *parts: str) -> list[int]:
 AIMED = {  # kind: (function to die in, most calls), and what the files are called that are written at such a moment
     "a step": (
         [
-            "stagelens.experiments.training:Training._step_scheduler",
+            "stagelens.experiments.training:step_scheduler",
             "stagelens.experiments.training:Training._loss_function",
         ],
         (),

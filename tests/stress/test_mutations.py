@@ -16,13 +16,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from table import record
 
 from kit import oracles
+from kit.chance import chance
 from kit.mutations import ANY, STATEMENTS, Mutation, one_header, one_statement, page_over_page, rewritten
 from kit.readers import SAME, TOLD, Reader, judge, make_world, read, readers_of_file, readers_of_run
 from kit.tasks import Decay, Regression, Repeats
 from stagelens.base.documents import CHECKSUM, save_sealed
+from stress.table import record
 
 ATTENDED = (None, *range(0, 25, 3))  # at and between checkpoints
 Damage = Callable[[Path, random.Random], str]  # damages a world's file, and says how
@@ -179,7 +180,7 @@ def test_a_damaged_file_is_told_or_does_no_harm(name: str, worlds: tuple[Path, P
     wrong = []
     for number in range(0, kind.cases, every) if only is None else [int(only)]:
         put_back(kind, whole, world)
-        how = kind.damage(world, random.Random(f"{name} {number}"))
+        how = kind.damage(world, chance(name, number))
         found = {reader: judge(use, contents[reader] if kind.strict else None) for reader, use in kind.readers.items()}
         faults = {reader: verdict for reader, verdict in found.items() if verdict not in (SAME, TOLD)}
         verdicts["wrong" if faults else TOLD if TOLD in found.values() else SAME] += 1

@@ -5,12 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from table import record
 
 import stagelens as sl
 from kit.bad_plugin import PROBES
 from kit.tasks import assert_same_weights, weights
 from kit.victims import Told, command, difference, is_one_line, said
+from stress.table import record
 
 COMMAND = "pytest tests/stress/test_plugins.py"
 PLUGIN = Path(__file__).parents[1] / "kit" / "bad_plugin.py"

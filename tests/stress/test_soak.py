@@ -9,13 +9,13 @@ import time
 from pathlib import Path
 
 import numpy as np
-from table import record
 
 import stagelens as sl
 from kit.tasks import Decay, Regression, Repeats
 from stagelens.host.host import make_host
 from stagelens.recording.guard import resident
-from stagelens.runs.run import catalogue
+from stagelens.runs import catalogue
+from stress.table import record
 
 COMMAND = "pytest tests/stress/test_soak.py"
 RUNS, SETTLED = 200, 60  # of which the first are warm-up: libraries, caches, fonts

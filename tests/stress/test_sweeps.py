@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import random
 import shutil
 import signal
 import threading
@@ -11,14 +10,15 @@ import time
 from pathlib import Path
 
 import pytest
-from table import record
 
+import kit.chance
 import stagelens as sl
 from kit.tasks import Repeats
 from kit.victims import difference, leavings
 from stagelens.base.errors import StagelensError
+from stagelens.runs import is_being_written
 from stagelens.runs.manifest import load_manifest
-from stagelens.runs.run import is_being_written
+from stress.table import record
 
 COMMAND = "pytest tests/stress/test_sweeps.py"
 GRID = {"heads": [1, 2, 4]}
@@ -52,7 +52,7 @@ class Killer(threading.Thread):
         self.done = threading.Event()
 
     def run(self) -> None:
-        chance = random.Random(self.most)
+        chance = kit.chance.chance("killer", self.most)
         while not self.done.is_set() and len(self.killed) < self.most:
             time.sleep(chance.uniform(0.0, 1.5))
             living = [process for process in at_work(self.points) if process not in (0, os.getpid(), *self.killed)]
@@ -103,7 +103,7 @@ def test_workers_killed(executor, kills, whole, tmp_path, monkeypatch):
 
 def test_a_sweep_killed(victims, whole, tmp_path):
     """Its workers stop by themselves, in time for the next call."""
-    chance, cases, lost, wrong = random.Random(3), 5, [], []
+    chance, cases, lost, wrong = kit.chance.chance("sweeps"), 5, [], []
     for number in range(cases):
         runs = tmp_path / str(number)
         process = victims.start(sweep, runs)

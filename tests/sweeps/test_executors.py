@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -14,9 +15,11 @@ import pytest
 
 import stagelens as sl
 from conftest import STAGELENS
-from kit.swept import mortal, sweep, values  # noqa: F401
+from kit.sweep_plugin import Power
+from kit.swept import Here, mortal, sweep, values  # noqa: F401
 from stagelens.base.errors import UsageError
 from stagelens.base.processes import cores
+from stagelens.sweeps import plan_sweep
 from stagelens.sweeps.executors import make_executor
 from stagelens.sweeps.executors.local import Local
 
@@ -24,25 +27,17 @@ TESTS = Path(__file__).parents[1]
 
 
 def test_local_workers_do_what_this_process_would(tmp_path) -> None:
-    from stagelens.sweeps.executors.work import perform
-
-    class Here:
-        def run(self, jobs):
-            for job in jobs:
-                yield job, perform(job)
-
     assert values(sweep(tmp_path / "local")) == values(sweep(tmp_path / "here", executor=Here()))
 
 
 def test_workers_share_out_the_cores(tmp_path, monkeypatch) -> None:
-    """Each run's manifest says how many threads torch had in the process that made it."""
+    """The run's manifest says how many threads torch had in its process. One grid point needs one of the workers."""
     from kit.tasks import Regression
 
     monkeypatch.delenv("OMP_NUM_THREADS")
-    swept = sl.sweep(Regression, {"steps": [3, 4]}, runs=tmp_path, workers=2, ensemble=False)
-    assert {run.manifest.threads for run in swept} == {max(1, cores() // 2)}
-    processes = {run.manifest.process for run in swept}
-    assert os.getpid() not in processes
+    (done,) = sl.sweep(Regression, {"steps": [3]}, runs=tmp_path, workers=2)
+    assert done.manifest.threads == max(1, cores() // 2)
+    assert done.manifest.process != os.getpid()
 
 
 @pytest.mark.parametrize(
@@ -97,16 +92,18 @@ def test_local_workers_are_pinned_to_gpus_in_turn(monkeypatch, device, count, vi
 
 
 def test_each_local_worker_sees_its_own_gpu(tmp_path, monkeypatch) -> None:
-    """Two workers of a machine that is said to have two GPUs; each writes down what it sees."""
-    import torch
+    """Two workers of a machine that is said to have two GPUs; each writes the ones that its process sees to a file.
 
-    from kit.sweep_plugin import Seeing
+    Each of the two points waits for the other, so each worker does one.
+    """
+    import torch
 
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "6,7")
-    swept = sl.sweep(Seeing, {"steps": [2, 3]}, runs=tmp_path / "runs", settings={"seen": str(tmp_path)}, workers=2)
-    assert not swept.failed
-    assert {file.read_text() for file in tmp_path.glob("seen-*")} <= {"6", "7"} and len(swept.done) == 2
+    plan = plan_sweep(Power, {"T": [1, 2]}, settings={"seen": str(tmp_path), "meet": 2}, runs=tmp_path / "runs")
+    jobs = [replace(job, device="auto") for job in plan.jobs()]  # a flow computes on the CPU, and imports no torch
+    assert [outcome.errors for _, outcome in Local(2).run(jobs)] == [{}, {}]
+    assert {file.read_text() for file in tmp_path.glob("seen-*")} == {"6", "7"}
 
 
 def test_the_environment_of_this_process_stays_as_it_is(tmp_path, monkeypatch) -> None:

@@ -168,7 +168,7 @@ def test_to_dict_has_the_promised_keys() -> None:
         ({"x": [1.0, 2.0, 3.0]}, [1.0, float("nan"), 3.0], "the values hold nan"),
         ({"x": [0.0, 2.0, 3.0]}, [1.0, 2.0, 3.0], "column 'x' holds 0"),
         ({"x": [2.0, 2.0, 2.0]}, [1.0, 2.0, 3.0], "column 'x' has one value only"),
-        ({"x": [1.0, 2.0, 4.0], "y": [2.0, 8.0, 32.0]}, [1.0, 2.0, 3.0], "move together"),
+        ({"x": [1.0, 2.0, 4.0], "y": [2.0, 8.0, 32.0]}, [1.0, 2.0, 3.0], "are collinear"),
         ({"x": [1.0, 2.0]}, [1.0, 2.0, 3.0], "column 'x' has 2 entries, the values 3"),
     ],
 )

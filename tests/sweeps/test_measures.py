@@ -89,18 +89,20 @@ def test_events_of_a_flow_are_its_own_times(decay) -> None:
         parse_measure("event:quarter")(decay)
 
 
-def test_stages_and_transitions_are_those_that_the_run_has(regression) -> None:
-    stages = regression.stages()
-    assert value("stages", regression) == len(stages)
-    assert value("transitions", regression) == len(stages.transitions)
-    assert value("plateaus", regression) == len(stages.plateaus)
-    many = len(stages.transitions) + 1
-    assert parse_measure(f"transition{many}")(regression).censored
-    if stages.transitions:
-        assert value("transition1", regression) == stages.transitions[0].at
-    steps, losses = regression.timeline.scalar("loss")
-    assert value("loss:stage1", regression) == pytest.approx(np.interp(stages[0].end, steps, losses))
-    assert parse_measure(f"loss:stage{len(stages) + 1}")(regression).censored
+def test_stages_and_transitions_are_those_that_the_run_has(tmp_path) -> None:
+    """A staircase of three plateaus, which falls at 300 and at 700."""
+    curve = staircase(STEPS, (300, 700), (3.0, 2.0, 1.0))
+    run = write_run(tmp_path, "a", {"loss": curve})
+    stages = run.stages()
+    assert [value(name, run) for name in ("stages", "transitions", "plateaus")] == [5, 2, 3]
+    for number, at in ((1, 300), (2, 700)):
+        assert value(f"transition{number}", run) == stages.transitions[number - 1].at == pytest.approx(at, abs=10)
+    assert parse_measure("transition3")(run).censored
+    for number, level in ((1, 3.0), (3, 2.0), (5, 1.0)):
+        found = value(f"loss:stage{number}", run)
+        assert found == pytest.approx(np.interp(stages[number - 1].end, STEPS, curve))
+        assert found == pytest.approx(level, abs=0.15)  # a plateau ends with the first tenth of the drop
+    assert parse_measure("loss:stage6")(run).censored
 
 
 @pytest.mark.parametrize(

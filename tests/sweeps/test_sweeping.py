@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import time
 from pathlib import Path
 
 import numpy as np
@@ -12,24 +13,11 @@ import pytest
 
 import stagelens as sl
 from kit.sweep_plugin import Power
+from kit.swept import Here
 from stagelens.base.errors import UsageError
 from stagelens.host.host import make_host
 from stagelens.sweeps import Tally, plan_sweep
 from stagelens.sweeps.estimating import estimate
-from stagelens.sweeps.executors import Job
-from stagelens.sweeps.executors.work import perform
-
-
-class Here:
-    """An executor that does the jobs in this process, and counts them."""
-
-    def __init__(self) -> None:
-        self.jobs: list[Job] = []
-
-    def run(self, jobs):
-        for job in jobs:
-            self.jobs.append(job)
-            yield job, perform(job)
 
 
 def sweep(runs: Path, grid, executor=None, **options) -> sl.Sweep:
@@ -221,16 +209,21 @@ def test_the_seeds_of_a_point_are_trained_as_one_unless_told_otherwise(tmp_path)
     np.testing.assert_allclose(together.table["loss:final"], apart.table["loss:final"], rtol=1e-4)  # float32
 
 
-def test_an_estimate_comes_from_finished_points_or_from_a_look_at_one(tmp_path) -> None:
-    plan = plan_sweep(Power, {"T": [1, 2, 4, 8]}, settings={"sleep": 0.2}, runs=tmp_path)
+def test_an_estimate_comes_from_finished_points_or_from_a_look_at_one(tmp_path, monkeypatch) -> None:
+    """A clock that moves only while a point sleeps: half a second in each."""
+    now = [0.0]
+    for clock in ("monotonic", "perf_counter"):
+        monkeypatch.setattr(time, clock, lambda: now[0])
+    monkeypatch.setattr(time, "sleep", lambda seconds: now.__setitem__(0, now[0] + seconds))
+    plan = plan_sweep(Power, {"T": [1, 2, 4, 8]}, settings={"sleep": 0.5}, runs=tmp_path)
     look = estimate(plan, workers=2)
     assert "look" in look.basis
-    assert 0.35 < look.seconds < 5
+    assert look.seconds == pytest.approx(4 * 0.5 / 2)  # four points, two at a time
     assert not plan.folder.exists()
-    sweep(tmp_path, {"T": [1, 2]}, settings={"sleep": 0.2})
+    sweep(tmp_path, {"T": [1, 2]}, settings={"sleep": 0.5})
     known = estimate(plan, workers=2)
     assert "2 finished points" in known.basis
-    assert 0.2 <= known.seconds < 5
+    assert known.seconds == pytest.approx(2 * 0.5 / 2)  # of the two that are missing
 
 
 @pytest.mark.parametrize(

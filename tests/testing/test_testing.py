@@ -75,8 +75,8 @@ class WithABrokenProbe(Regression):
 @pytest.mark.parametrize(
     ("kind", "message"),
     [
-        (DrawsGlobally, "draws from something else"),
-        (CarriesSecretState, "resumed at step 2, it has other weights"),
+        (DrawsGlobally, "does not draw from the generator"),
+        (CarriesSecretState, "resumed at step 2, it has different weights"),
         (RandomModel, "trained twice with one seed"),
         (PlainName, "should be `plugin/name`"),
         (InfinitePrediction, "prediction 'end' is inf"),
@@ -164,7 +164,7 @@ class NeedsWhatIsNotThere(Wrong):
         (Misnames, "which `gives` lacks"),
         (GivesNan, "is nan"),
         (Writes, "changed the model's parameters"),
-        (Forgets, "another one when measured again"),
+        (Forgets, "differs when measured again"),
         (NeedsWhatIsNotThere, "no hook 'attn.hook_dream'"),
         (Breaks, "failed"),
     ],

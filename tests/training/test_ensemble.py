@@ -206,15 +206,6 @@ def test_what_cannot_be_stacked_says_why(task, settings, word) -> None:
     assert word in why_not(trainings(task, **settings))
 
 
-def test_looking_whether_trainings_can_be_stacked_changes_no_number() -> None:
-    looked, fresh = trainings(Double)[0], trainings(Double)[0]
-    assert why_not([looked, *trainings(Double)[1:]]) == ""
-    before = torch.random.get_rng_state()
-    for one, other in zip(looked.model.parameters(), fresh.model.parameters(), strict=True):
-        assert torch.equal(one, other)
-    assert torch.equal(torch.random.get_rng_state(), before)
-
-
 def test_what_cannot_be_stacked_is_run_one_by_one_with_the_same_result(tmp_path) -> None:
     done = ensemble(OwnTarget, tmp_path / "together")
     assert "depends on the seed" in done.alone
@@ -239,12 +230,3 @@ def test_the_page_compares_the_seeds(tmp_path) -> None:
 def test_seeds_are_at_least_one_and_each_once(seeds, tmp_path) -> None:
     with pytest.raises(UsageError, match="expected at least one, each once"):
         ensemble(Double, tmp_path, seeds=seeds)
-
-
-def test_the_tasks_of_the_papers_that_are_exact_can_be_stacked() -> None:
-    from stagelens.host.host import make_host
-
-    host = make_host()
-    for name in ("linear-icl/separate", "recall/simplified"):
-        kind = host.task(name).load()
-        assert why_not([Training(kind(kind.Config(), seed)) for seed in (0, 1)]) == "", name

@@ -35,7 +35,7 @@ from kit.victims import (  # noqa: F401
 from stagelens.base.errors import UsageError
 from stagelens.recording.guard import ModelChanged, resident
 from stagelens.recording.limits import MEMORY_LIMIT, TIME_LIMIT, armed, contained
-from stagelens.runs.run import is_being_written
+from stagelens.runs import is_being_written
 from stagelens.runs.store import read_measurements
 
 pytestmark = pytest.mark.slow
@@ -72,7 +72,7 @@ def test_killed_at_a_change_on_the_disk_and_resumed_it_is_the_same(part, victims
 @pytest.mark.parametrize(
     "at",
     [
-        KillAt("stagelens.experiments.training:Training._step_scheduler", 20),
+        KillAt("stagelens.experiments.training:step_scheduler", 20),
         KillAt("stagelens.runs.store:Store._row", 7),
     ],
     ids=str,
@@ -94,7 +94,9 @@ def test_killed_and_resumed_it_is_the_same_and_nobody_saw_it_broken(at, victims,
 def test_a_run_is_held_while_its_holder_lives_and_no_longer(victims, whole, tmp_path):
     runs, out = tmp_path / "runs", tmp_path / "out"
     holder = victims.start(train, runs)
+    deadline = time.monotonic() + 120
     while not (is_being_written(runs / "r") and (runs / "r" / "timeline.sqlite").exists()):
+        assert time.monotonic() < deadline, "it never began to write"
         time.sleep(0.002)
     os.kill(holder, signal.SIGSTOP)
     assert victims.call(command, [*NAMED, runs], out) == 2

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import multiprocessing
 import os
-import random
 import signal
 import subprocess
 import sys
@@ -16,6 +15,7 @@ import torch
 
 import stagelens as sl
 from conftest import STAGELENS
+from kit.chance import chance
 from kit.tasks import (
     Crash,
     CrashAt,
@@ -30,11 +30,9 @@ from kit.tasks import (
 from stagelens.base.errors import EnvironmentFault, UsageError
 from stagelens.cli import main
 from stagelens.recording.probes import Probe
-from stagelens.runs import checkpoint
-from stagelens.runs.run import is_being_written
+from stagelens.runs import checkpoint, is_being_written
 from stagelens.runs.store import FILE, Store
 from stagelens.timelines import pack
-from stagelens.timelines.timeline import pack
 
 
 class Plateau(Repeats):
@@ -230,21 +228,24 @@ def on_command_line(folder):
 
 
 def wait_until(condition, process):
+    """Waits at most two minutes, and not for a process that has ended."""
+    deadline = time.monotonic() + 120
     while not condition():
         assert process.is_alive(), process.exitcode
+        assert time.monotonic() < deadline, "it never happened"
         time.sleep(0.002)
 
 
 @pytest.mark.slow
 def test_killed_at_any_moment_and_resumed_it_equals_itself_bit_for_bit(tmp_path, processes, uninterrupted):
     """kill -9 as soon as there is a manifest, then at chance moments of the training."""
-    chance = random.Random(os.getpid())
+    moments = chance("resume")
     folder = tmp_path / "r"
     for kill in range(8):
         process = processes(target=in_process, args=(tmp_path,))
         process.start()
         wait_until((folder / "run.json").exists if kill == 0 else lambda: is_being_written(folder), process)
-        time.sleep(chance.uniform(0, 0.02) if kill == 0 else chance.uniform(0.01, 0.5))
+        time.sleep(moments.uniform(0, 0.02) if kill == 0 else moments.uniform(0.01, 0.5))
         process.kill()
         process.join()
         assert sl.load(folder).status in ("interrupted", "finished")

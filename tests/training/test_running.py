@@ -12,9 +12,9 @@ import torch
 import stagelens as sl
 from kit.tasks import Decay, Regression, Repeats, assert_same_weights, run, weights
 from stagelens.base.errors import EnvironmentFault, UsageError
+from stagelens.runs import LOCK, catalogue
 from stagelens.runs.lock import held
 from stagelens.runs.manifest import FILE
-from stagelens.runs.run import LOCK, catalogue
 
 
 def everything_in(folder):

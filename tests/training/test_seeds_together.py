@@ -147,6 +147,25 @@ def numbers(observed: Any) -> Iterator[tuple[str, Any]]:
                 yield f"{probe}/{reading.name}/{labels[index[0]] if labels else index}", values[index]
 
 
+class ByForm(dict[Any, Any]):
+    """Traced functions, shared between stacks whose batches are equal: a batch that lasts is found by its form.
+
+    `Stacked` finds such a batch by its identity, because its numbers become constants of the function.
+    """
+
+    def __contains__(self, key: Any) -> bool:
+        return super().__contains__(self._form(key))
+
+    def __getitem__(self, key: Any) -> Any:
+        return super().__getitem__(self._form(key))
+
+    def __setitem__(self, key: Any, value: Any) -> None:
+        super().__setitem__(self._form(key), value)
+
+    def _form(self, key: Any) -> Any:
+        return (getattr(key[0], "form", key[0]), *key[1:])
+
+
 class Both:
     """The same seeds trained together and alone, with their recorders."""
 
@@ -183,7 +202,7 @@ class Both:
 
 
 def check(kind: type[Any], config: Any, optimizers: Sequence[Any], probes: Sequence[str] = PROBES) -> None:
-    functions: dict[Any, Any] = {}
+    functions = ByForm()
     names = [name for name, _ in kind(config).build_model().named_parameters()]
     for optimizer in optimizers:
         both = Both(trained_by(kind, optimizer, names[1::2] or names), config, functions, probes)

@@ -1,4 +1,4 @@
-"""The hooks: the whole surface between the host and a plugin.
+"""The plugin hooks: the interface between the host and a plugin.
 
 A plugin is a module (or package) with functions marked by `stagelens.hookimpl` and named as below. Life of a run:
 
@@ -28,17 +28,17 @@ hookimpl = pluggy.HookimplMarker(PROJECT)
 
 @hookspec
 def stagelens_register_tasks() -> Iterable[TaskRef | type[Task] | type[Flow]]:
-    """Hand over the plugin's tasks and flows.
+    """Return the plugin's tasks and flows.
 
     :return: classes, or lazy references to them (`TaskRef`), so that listing tasks imports nothing heavy. The
-        first one, or the one with `default=True`, is what the plugin's bare name means.
+        first one, or the one with `default=True`, is the plugin's default task: its name alone means it.
     """
     raise NotImplementedError
 
 
 @hookspec
 def stagelens_register_probes() -> Iterable[ProbeRef | type[Probe]]:
-    """Hand over the plugin's probes.
+    """Return the plugin's probes.
 
     :return: classes, or lazy references to them (`ProbeRef`).
     """
@@ -47,7 +47,7 @@ def stagelens_register_probes() -> Iterable[ProbeRef | type[Probe]]:
 
 @hookspec
 def stagelens_register_claims() -> Iterable[ClaimRef]:
-    """Hand over the paper's claims.
+    """Return the claims of the paper.
 
     :return: lazy references (`ClaimRef`) to the claims that `stagelens verify` runs.
     """
@@ -74,7 +74,7 @@ def stagelens_run_started(run: Run) -> None:
 
 @hookspec
 def stagelens_reading_recorded(run: Run, step: float, readings: Sequence[Reading]) -> None:
-    """Called after each measurement is safely on disk.
+    """Called after each measurement is written to disk.
 
     :param run: the run that was measured.
     :param step: training step, or time of a flow.

@@ -54,8 +54,8 @@ def test_the_scale_of_cross_sample_repetition():
 
 
 def test_delays_pair_each_seed_with_its_own_reference():
-    """Seed 1 has not finished: seed 2 used to be compared with seed 1's reference."""
-    found, own = {0: 110.0, 1: "not reached by 9", 2: 330.0}, {0: 100.0, 1: 200.0, 2: 300.0}
+    """By the seed, not by the order: seed 1 has not finished, and the references come in another order."""
+    found, own = {0: 110.0, 1: "not reached by 9", 2: 330.0}, {2: 300.0, 1: 200.0, 0: 100.0}
     assert claims.delays(found, own, 10.0) == [1.0, "not reached by 9", 3.0]
 
 

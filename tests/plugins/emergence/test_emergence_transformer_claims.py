@@ -14,8 +14,8 @@ from stagelens import Reading
 from stagelens.claims.lab import Lab
 from stagelens.experiments.config import make_config
 from stagelens.host.host import make_host
+from stagelens.runs import Run
 from stagelens.runs.manifest import Manifest
-from stagelens.runs.run import Run
 from stagelens.runs.store import Store
 from stagelens.timelines.timeline import pack
 from stagelens_emergence import FIGURES

@@ -19,7 +19,7 @@ from stagelens.timelines.timeline import Timeline, pack
 from stagelens_markov import theory
 from stagelens_markov.claims import flow as theorems, measures
 from stagelens_markov.config import MarkovFlowConfig
-from stagelens_markov.flow import HALF, RegressionFlow, deviation, ordered_start
+from stagelens_markov.flow import RegressionFlow, deviation, ordered_start
 
 SCALES = np.array([2.5, 1.4, 0.8])
 
@@ -166,9 +166,13 @@ def test_smaller_deviations_are_the_same_ones_scaled():
     assert flow(eps=0.0).initial()["s"] == pytest.approx(np.full((3, 6), 1 / 6))
 
 
-def test_half_of_a_features_loss_is_gone_at_half():
-    left = 1 - HALF
-    assert left**2 == pytest.approx(0.5)
+def test_a_feature_is_learned_when_half_of_its_loss_is_gone():
+    """Its part of the loss at its own position, read from the recorded parts at the time of its event."""
+    solved = integrate(flow(time=400.0, points=800))
+    parts = series(solved, "loss_parts")  # [time, feature, position]
+    for j in range(3):
+        at = np.interp(solved.events[f"feature {j + 1} learned"], [m.step for m in solved.measurements], parts[:, j, j])
+        assert at == pytest.approx(parts[0, j, j] / 2, rel=0.02)
 
 
 @pytest.mark.parametrize(

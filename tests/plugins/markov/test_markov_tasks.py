@@ -11,7 +11,7 @@ import stagelens as sl
 from stagelens.base.errors import UsageError
 from stagelens.experiments.batches import eval_batch
 from stagelens.experiments.config import make_config
-from stagelens.experiments.training import Training, trained
+from stagelens.experiments.training import Training, step_scheduler, trained
 from stagelens_markov.config import MarkovConfig, MarkovFullConfig
 from stagelens_markov.data import log_probabilities
 from stagelens_markov.tasks import Full, Minimal
@@ -212,7 +212,7 @@ def test_patience_counts_steps_with_a_training_set_and_without(kind, train_size)
     training.scheduler = training.task.scheduler(optimizer)
     rates = []
     for step in range(70):
-        training._step_scheduler(step, torch.tensor(1.0))
+        step_scheduler(training, step, torch.tensor(1.0))
         rates.append(optimizer.param_groups[0]["lr"])
     assert [rates.index(rate) for rate in (1.0, 0.5, 0.25)] == [0, 31, 62]
 

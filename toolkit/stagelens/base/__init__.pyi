@@ -1,6 +1,5 @@
 from .device import resolve_device as resolve_device
 from .documents import (
-    fits as fits,
     load_sealed as load_sealed,
     parse_json as parse_json,
     read_text as read_text,
@@ -13,7 +12,7 @@ from .errors import (
     UsageError as UsageError,
     unknown as unknown,
 )
-from .files import safe_name as safe_name, write_text as write_text, writing as writing
+from .files import make_folder as make_folder, safe_name as safe_name, write_text as write_text, writing as writing
 from .memory import free_memory as free_memory, within_memory as within_memory
 from .naming import content_name as content_name, digest as digest
 from .plain import json_text as json_text, plain as plain

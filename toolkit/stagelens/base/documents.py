@@ -10,8 +10,7 @@ import hashlib
 import json
 import math
 from pathlib import Path
-from types import NoneType, UnionType
-from typing import Any, get_args, get_origin
+from typing import Any
 
 from stagelens.base.files import write_text
 from stagelens.base.plain import json_text, plain
@@ -20,7 +19,6 @@ CHECKSUM = "checksum"
 MOST_BYTES = 64 * 2**20
 MOST_YAML = 2**20  # its reader takes seconds for that
 MOST_DEPTH = 32
-MOST_INTEGER = 2**63 - 1
 
 
 def save_sealed(path: Path, document: dict[str, Any]) -> None:
@@ -81,24 +79,6 @@ def read_yaml(path: Path) -> Any:
         return yaml.load(text, Loader)  # nosec B506  # a SafeLoader
     except yaml.YAMLError as error:
         raise ValueError(" ".join(str(error).split())) from None
-
-
-def fits(value: Any, kind: Any) -> bool:
-    """Whether a value read from JSON is of the annotation `kind`: made of str, int, float, None, list, dict, Any, |."""
-    inside = get_args(kind)
-    if kind is Any:
-        return True
-    if isinstance(kind, UnionType):
-        return any(fits(value, one) for one in inside)
-    if get_origin(kind) is list:
-        return isinstance(value, list) and all(fits(item, inside[0]) for item in value)
-    if get_origin(kind) is dict:
-        return isinstance(value, dict) and all(fits(item, inside[1]) for item in value.values())
-    if kind is float and isinstance(value, float):
-        return math.isfinite(value)
-    if kind in (int, float):
-        return type(value) is int and abs(value) <= MOST_INTEGER
-    return isinstance(value, NoneType if kind is None else kind)
 
 
 def _checksum(document: dict[str, Any]) -> str:

@@ -35,6 +35,14 @@ def write_text(path: Path, text: str) -> None:
         aside.write_text(text, encoding="utf-8")
 
 
+def make_folder(folder: Path, advice: str, *, parents: bool = True) -> None:
+    """Makes a directory if there is none. A failure is an environment error that ends with `advice`."""
+    try:
+        folder.mkdir(parents=parents, exist_ok=True)
+    except OSError as error:
+        raise EnvironmentFault(f"cannot make {folder}: {error.strerror or error}; {advice}") from None
+
+
 def safe_name(name: str) -> str:
     """`name` if it can name one folder inside the runs folder, else an error."""
     if (

@@ -1,8 +1,8 @@
 """Claims: what a paper states, as code that measures it.
 
-A claim yields checks. A check is a value: what was measured, what was expected, how close counts, and where the
-paper says it. A check cannot be made without a measurement: a nan, an infinity or nothing at all is an error, so
-no claim holds because nobody looked.
+A claim yields checks. A check contains what was measured, what was expected, the tolerance, and the place in the
+paper. A check without a measurement (nan, infinity, None or an empty list) is an error, so that no claim holds without
+one.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from stagelens.base import StagelensError, plain
 if TYPE_CHECKING:
     from stagelens.claims.lab import Lab
 
-BUDGETS = ("quick", "paper")  # in order: what a budget can pay for, a later one can too
+BUDGETS = ("quick", "paper")  # in increasing order
 VERDICTS = ("holds", "differs", "needs budget", "error")
 REPORTED = "reported, not judged"
 NOT_REACHED = "not reached"
@@ -36,8 +36,8 @@ class Check:
     """One comparison of a claim.
 
     `measured` and `expected` are numbers, strings, or lists of them; `tolerance` is a number in the units of
-    `measured`, or words ("3%", "strict"). `seeds` says of each seed whether the check holds there; it is empty where
-    the check is not about training from random initializations.
+    `measured`, or words ("3%", "strict"). `seeds` says for each seed whether the check holds; it is empty if the check
+    does not depend on a seed.
     """
 
     what: str
@@ -55,7 +55,7 @@ class Check:
 
     @property
     def judged(self) -> bool:
-        """Whether it could have differed."""
+        """True if the check can differ; False if it only reports a number."""
         return bool(self.expected != REPORTED)
 
     def to_dict(self) -> dict[str, Any]:
@@ -69,7 +69,7 @@ class Check:
 def close(
     what: str, measured: Value, expected: Value, tolerance: float, reference: str, *, relative: bool = True
 ) -> Check:
-    """|measured - expected| <= tolerance |expected|, or with `relative=False` <= tolerance; lists item by item."""
+    """Checks |measured - expected| <= tolerance |expected|; with `relative=False` <= tolerance. Lists item by item."""
     pairs = _pairs(what, _there(what, measured), _python(expected))
     near = [
         _is_number(m) and _is_number(e) and abs(m - e) <= tolerance * (abs(e) if relative else 1.0) for m, e in pairs
@@ -78,12 +78,12 @@ def close(
 
 
 def equal(what: str, measured: Value, expected: Value, reference: str) -> Check:
-    """measured = expected, exactly: for counts, names and sequences of them."""
+    """Checks that measured = expected exactly: for counts, names and sequences of them."""
     return Check(what, measured, expected, "exact", reference, _python(measured) == _python(expected))
 
 
 def ordered(what: str, numbers: Sequence[float | str], reference: str) -> Check:
-    """Each number is larger than the one before. Words in a number's place ("not by step 500") are in no order."""
+    """Checks that each number is larger than the one before. A word ("not reached") in place of a number fails."""
     values = _there(what, numbers)
     if len(values) < 2:
         raise NoMeasurement(f"{what}: an order needs two numbers, and there are {len(values)}")
@@ -92,19 +92,19 @@ def ordered(what: str, numbers: Sequence[float | str], reference: str) -> Check:
 
 
 def at_most(what: str, measured: Value, limit: float, reference: str) -> Check:
-    """measured <= limit; of a list, every item."""
+    """Checks that measured <= limit; of a list, every item."""
     values = _items(_there(what, measured))
     return Check(what, measured, f"<= {limit:g}", 0.0, reference, all(_is_number(v) and v <= limit for v in values))
 
 
 def at_least(what: str, measured: Value, limit: float, reference: str) -> Check:
-    """measured >= limit; of a list, every item."""
+    """Checks that measured >= limit; of a list, every item."""
     values = _items(_there(what, measured))
     return Check(what, measured, f">= {limit:g}", 0.0, reference, all(_is_number(v) and v >= limit for v in values))
 
 
 def reported(what: str, measured: Value, reference: str) -> Check:
-    """A number that belongs to the claim but is not judged. A claim needs a check that is judged beside it."""
+    """Reports a number without judging it. A claim also needs a check that is judged."""
     return Check(what, measured, REPORTED, "none", reference, True)
 
 
@@ -162,7 +162,7 @@ def per_seed(
 
 
 def in_every_seed(checks: Mapping[int, Check]) -> Check:
-    """The same check of several seeds as one: it holds where it holds in all of them; `measured` lists them."""
+    """Returns the checks of several seeds as one. It holds if all of them do; `measured` lists their values."""
     if not checks:
         raise NoMeasurement("a check over seeds has no seed")
     first = next(iter(checks.values()))
@@ -186,7 +186,7 @@ class Claim(ABC):
                 runs = lab.each_seed("mine/task", {"steps": 500})
                 yield per_seed(equal, "drops", runs, 3, "Fig. 1", of=drops)
 
-    It holds where all of its checks do. `budget` is the least that it needs: a `paper` claim is not run on `quick`.
+    It holds if all of its checks do. `budget` is the smallest that it needs: a `paper` claim is not run on `quick`.
     """
 
     id: ClassVar[str]
@@ -197,12 +197,12 @@ class Claim(ABC):
 
     @abstractmethod
     def checks(self, lab: Lab) -> Iterable[Check]:
-        """The checks, made from runs that `lab` trains or has kept. The seeds to use are `lab.seeds`."""
+        """Yields the checks, from runs that `lab` trains or has cached. The seeds to use are `lab.seeds`."""
 
 
 @dataclass(frozen=True)
 class Result:
-    """A claim with its verdict. `error` is one line; `traceback` is there when the claim raised."""
+    """A claim with its verdict. `error` is one line; `traceback` is not empty if the claim raised an exception."""
 
     id: str
     plugin: str
@@ -226,7 +226,7 @@ class Result:
 
 
 def _there(what: str, value: Value) -> Value:
-    """`value` in plain Python, or an error where it is not a measurement."""
+    """Returns `value` in plain Python; raises an error if it is not a measurement."""
     value = _python(value)
     if lacking := _lacking(value):
         raise NoMeasurement(f"{what}: a claim cannot hold without a measurement, and this one is {lacking}")
@@ -234,7 +234,7 @@ def _there(what: str, value: Value) -> Value:
 
 
 def _pairs(what: str, measured: Value, expected: Value) -> list[tuple[Any, float]]:
-    """(measured, expected), item by item."""
+    """Returns (measured, expected), item by item."""
     ours, theirs = _items(measured), _items(expected)
     if len(ours) != len(theirs):
         raise NoMeasurement(f"{what}: measured {measured!r} and expected {expected!r} do not pair")
@@ -255,7 +255,7 @@ def _python(value: Value) -> Value:
 
 
 def _lacking(value: Value) -> str:
-    """What is wrong with a measured value; empty where nothing is."""
+    """Returns what is wrong with a measured value; empty if nothing is."""
     if isinstance(value, list):
         return next(filter(None, map(_lacking, value)), "") if value else "empty"
     if isinstance(value, str):

@@ -1,8 +1,8 @@
-"""The lab: trains what claims need, once, and keeps it.
+"""The lab trains the runs that claims need, once, and caches them.
 
-A run's folder is named after everything that its numbers depend on: the task, its whole config, the seed, the probes,
-the device, the versions of the libraries, and the source of the toolkit, of the probes and of the task's own package.
-So a run is reused exactly as long as nothing of that has changed, and claims that ask for the same run share it.
+The directory of a run is named after everything that its numbers depend on: the task, its config, the seed, the probes,
+the device, the versions of the libraries, and the source of the toolkit, of the probes and of the task's package. So a
+cached run is reused until one of these changes, and claims that need the same run share it.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from stagelens.base import EnvironmentFault, StagelensError, content_name
+from stagelens.base import StagelensError, content_name, make_folder
 
 if TYPE_CHECKING:
     from stagelens.experiments import Experiment
@@ -26,17 +26,17 @@ if TYPE_CHECKING:
     from stagelens.runs import Run
 
 CACHE_ENVIRONMENT = "STAGELENS_CACHE"
-# The modules and folders, directly inside a package, that have no part in making a run. All others count, and so does
-# whatever is added. A test runs every task without a report and fails if it loads one of these.
-NO_PART_IN_RUNS = frozenset({"claims", "figures", "report", "testing", "cli"})  # `text_claims` is as `claims`
-# The rooms and modules of the toolkit that come after a run. A plugin's runs may depend on a file of such a name.
+# Modules and directories of a package on which the numbers of a run do not depend. All others enter the cache key, new
+# ones too. A test runs every task without a report, and fails if that imports one of these.
+NO_PART_IN_RUNS = frozenset({"claims", "figures", "report", "testing", "cli"})  # also `text_claims`
+# The rooms of the toolkit that only use finished runs. In a plugin, a run may depend on a file of such a name.
 NO_PART_IN_RUNS_HERE = NO_PART_IN_RUNS | {"api", "comparing", "sweeps"}
 
 Watch = Callable[[str, float, float], None]  # (what is run, step, steps)
 
 
 def cache_folder(given: str | Path | None = None) -> Path:
-    """The folder of kept runs: as given, else `$STAGELENS_CACHE`, else the user's cache folder on this system."""
+    """Returns the cache directory: as given, else `$STAGELENS_CACHE`, else the user's cache on this system."""
     if chosen := given or os.environ.get(CACHE_ENVIRONMENT):
         return Path(chosen)
     if sys.platform == "win32":
@@ -48,7 +48,7 @@ def cache_folder(given: str | Path | None = None) -> Path:
 
 @dataclass(frozen=True)
 class Lab:
-    """Where a claim gets its runs. `seeds` are those that it should use, `budget` names the preset of its runs."""
+    """Gives a claim its runs. `seeds` are the seeds to use, `budget` is the preset of the runs."""
 
     host: Host
     cache: Path
@@ -66,7 +66,7 @@ class Lab:
         preset: str | None = None,
         probes: Sequence[str] | None = None,
     ) -> Run:
-        """The finished run of `task` with these settings over the preset: kept, gone on with, or trained now."""
+        """Returns the finished run of `task` with these settings: cached, resumed, or trained now."""
         from filelock import FileLock
 
         from stagelens.runs import load
@@ -76,11 +76,8 @@ class Lab:
         folder = self.cache / "runs" / self._name(task, settings or {}, seed, preset, probes)
         if folder in self._opened:
             return self._opened[folder]
-        try:
-            folder.parent.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise EnvironmentFault(f"cannot make {folder.parent}: {error.strerror}; give another --cache") from None
-        with FileLock(folder.with_name(f".{folder.name}.lock")):  # whoever else wants this run waits for it here
+        make_folder(folder.parent, "give another --cache")
+        with FileLock(folder.with_name(f".{folder.name}.lock")):  # another process that needs this run waits here
             if not (folder / "run.json").exists() or load(folder).status != "finished":
                 done = run(
                     task,
@@ -109,11 +106,11 @@ class Lab:
         preset: str | None = None,
         probes: Sequence[str] | None = None,
     ) -> dict[int, Run]:
-        """The same run with each of `seeds`."""
+        """Returns the same run for each of `seeds`."""
         return {seed: self.run(task, settings, seed, preset=preset, probes=probes) for seed in self.seeds}
 
     def with_seeds(self, count: int) -> Lab:
-        """The same lab, with the same runs, for a claim that wants `count` seeds."""
+        """Returns this lab, with the same cache, for a claim that needs `count` seeds."""
         return replace(self, seeds=tuple(range(count)))
 
     def _progress(self, task: str | type[Experiment], seed: int) -> Callable[[float, float, float | None], None] | None:
@@ -131,7 +128,7 @@ class Lab:
         preset: str,
         probes: Sequence[str] | None,
     ) -> str:
-        """The folder's name: readable first, then a digest of what the run's numbers depend on."""
+        """Returns the name of the directory: a readable part, then a digest of what the numbers depend on."""
         from stagelens.base import resolve_device
         from stagelens.experiments import as_settings, make_config
         from stagelens.runs import versions
@@ -152,7 +149,7 @@ class Lab:
 
 
 def digest_of_class(kind: type[Any]) -> str:
-    """A digest of the source that `kind` comes from. What was typed into a notebook has none: it is of this process."""
+    """Returns a digest of the source of `kind`; of a class without source, as in a notebook, this process' id."""
     try:
         return digest_of(source_of(kind))
     except OSError:
@@ -160,7 +157,7 @@ def digest_of_class(kind: type[Any]) -> str:
 
 
 def source_of(kind: type[Any]) -> Path:
-    """The package folder that `kind` comes from, or its file where it is not in a package."""
+    """Returns the directory of the package that defines `kind`, or its file if it is not in a package."""
     package = kind.__module__.partition(".")[0]
     if "." in kind.__module__ or package == getattr(sys.modules[kind.__module__], "__package__", None):
         return find_source(package)
@@ -177,7 +174,7 @@ def find_source(package: str) -> Path:
 
 @cache
 def digest_of(source: Path) -> str:
-    """A digest of the Python source that makes runs: of a file, or of a package's `run_files`."""
+    """Returns a digest of the Python source that decides a run's numbers: a file, or the `run_files` of a package."""
     digest = hashlib.sha256()
     for file in run_files(source):
         name = file.relative_to(source).as_posix() if source.is_dir() else file.name
@@ -186,7 +183,7 @@ def digest_of(source: Path) -> str:
 
 
 def run_files(source: Path) -> list[Path]:
-    """The Python files that a run's numbers may depend on: `source` itself, or those of the package in `source`."""
+    """Returns the Python files that the numbers of a run may depend on: `source`, or those of the package in it."""
     if not source.is_dir():
         return [source]
     here = source == find_source("stagelens")

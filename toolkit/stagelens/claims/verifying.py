@@ -1,4 +1,4 @@
-"""Verifying: each claim of the chosen plugins to its verdict, and the verdicts kept."""
+"""Verification: finds and stores the verdict of each chosen claim."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from stagelens.base import EnvironmentFault, StagelensError, UsageError, load_sealed, save_sealed, unknown
+from stagelens.base import StagelensError, UsageError, load_sealed, make_folder, save_sealed, unknown
 from stagelens.claims.claim import BUDGETS, Check, Claim, Result
 from stagelens.claims.lab import Lab, Watch, cache_folder
 
@@ -27,7 +27,7 @@ class Chosen:
 
 
 def choose(host: Host, plugins: Sequence[str] = (), claims: Sequence[str] = ()) -> list[Chosen]:
-    """The claims of `plugins` (none given: of all), of these only the ids in `claims` (none given: all)."""
+    """Returns the claims of `plugins` (default: all plugins) with an id in `claims` (default: all ids)."""
     owners = host.claims.owners
     meant: set[str] = set()
     for plugin in plugins:
@@ -55,10 +55,11 @@ def verify(
     workers: int = 1,
     plugin_dirs: Sequence[str] = (),
 ) -> Iterator[Result]:
-    """The verdict of each chosen claim as it is found, kept in the cache folder too. `seeds` None: as claims say.
+    """Yields the verdict of each chosen claim when it is found, and stores it in the cache.
 
-    With more than one worker, claims are verified side by side in processes, which load the plugins themselves (also
-    those of `plugin_dirs`) and share the cores; a run that two of them need is trained by one while the other waits.
+    Without `seeds`, each claim uses its own number. With more than one worker, claims are verified in parallel
+    processes, which load the plugins themselves (also those of `plugin_dirs`) and share the cores. If two of them need
+    the same run, one trains it while the other waits.
     """
     if budget not in BUDGETS:
         raise unknown("budget", budget, BUDGETS)
@@ -69,7 +70,7 @@ def verify(
         else _one_by_one(chosen, Lab(host, folder, budget, watch=watch), seeds)
     )
     for result in results:
-        keep(result, folder)
+        store(result, folder)
         yield result
 
 
@@ -106,7 +107,7 @@ def _side_by_side(
 def _verify_alone(
     id: str, folder: Path, budget: str, seeds: int | None, threads: int, plugin_dirs: Sequence[str]
 ) -> Result:
-    """One claim, in a process of its own."""
+    """Verifies one claim in a worker process."""
     import torch
 
     from stagelens.host import make_host
@@ -117,7 +118,7 @@ def _verify_alone(
 
 
 def verify_claim(chosen: Chosen, lab: Lab, seeds: int | None = None) -> Result:
-    """One claim to its verdict. Whatever it raises becomes an error that names it; the checks made so far stay."""
+    """Returns the verdict of one claim. An exception becomes the verdict `error`; the checks before it are kept."""
     started = time.monotonic()
     checks: list[Check] = []
     claim: Claim | None = None
@@ -165,23 +166,20 @@ def _load(ref: ClaimRef) -> Claim:
 
 
 def last_results(plugin: str, cache: str | Path | None = None) -> list[Result]:
-    """The claims of `plugin` as they were last verified, by id; none where they never were."""
+    """Returns the results of `plugin` as last verified, by id; none if it never was."""
     try:
-        kept = load_sealed(_kept_in(cache_folder(cache), plugin))
+        kept = load_sealed(_stored_in(cache_folder(cache), plugin))
         return [Result.from_dict(values) for values in kept["results"]]
     except (OSError, ValueError, TypeError, KeyError):  # never verified, or by another version of stagelens
         return []
 
 
-def keep(result: Result, folder: Path) -> None:
-    """Writes `result` over the one before. One that only lacked budget does not replace a verdict that was found."""
+def store(result: Result, folder: Path) -> None:
+    """Stores `result` in place of the last one. `needs budget` does not replace another verdict."""
     from filelock import FileLock
 
-    path = _kept_in(folder, result.plugin)
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise EnvironmentFault(f"cannot make {path.parent}: {error.strerror}; give another --cache") from None
+    path = _stored_in(folder, result.plugin)
+    make_folder(path.parent, "give another --cache")
     with FileLock(path.with_suffix(".lock")):
         results = {kept.id: kept for kept in last_results(result.plugin, folder)}
         if result.verdict != "needs budget":
@@ -191,6 +189,6 @@ def keep(result: Result, folder: Path) -> None:
         save_sealed(path, {"results": [kept.to_dict() for kept in results.values()]})
 
 
-def _kept_in(folder: Path, plugin: str) -> Path:
-    name = "".join(c if c.isalnum() or c in "-_." else "-" for c in plugin)  # a manifest may claim any name
+def _stored_in(folder: Path, plugin: str) -> Path:
+    name = "".join(c if c.isalnum() or c in "-_." else "-" for c in plugin)  # a manifest may contain any name
     return folder / "verified" / f"{name}.json"

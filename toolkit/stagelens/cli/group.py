@@ -1,7 +1,7 @@
 """The group of commands: it reserves stdout for a command's answer, and skips converters that change nothing.
 
 typer builds a pydantic converter for every option. Without `_skipping_converters`, `stagelens tasks` takes 1.4 times as
-long (0.70 s instead of 0.49 s, 2026-11-18, two cores); `stagelens --help` takes the same time.
+long (benchmarks/startup.py); `stagelens --help` takes the same time.
 """
 
 from __future__ import annotations

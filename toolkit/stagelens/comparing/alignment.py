@@ -1,4 +1,4 @@
-"""Alignment: runs of different length and speed on one axis. Pure functions of steps, losses and transition times."""
+"""Alignments: pure functions that put the steps of runs on a common axis."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from stagelens.base import UsageError, unknown
 
 Floats = NDArray[np.float64]
 
-# What each alignment puts on the axis, as its label.
+# The label of the axis for each alignment.
 ALIGNMENTS = {
     "step": "training step",
     "fraction": "fraction of training",
@@ -19,27 +19,27 @@ ALIGNMENTS = {
     "stage": "stage (k: the k-th transition)",
 }
 
-UNBOUNDED = ("step", "fraction")  # alignments on which a time beyond the run has a position; the others end with it
+UNBOUNDED = ("step", "fraction")  # alignments with positions beyond the end of the run
 
 
 def check_alignment(name: str) -> str:
-    """`name` if it is an alignment, else an error that lists them."""
+    """Returns `name` if it is an alignment; else raises an error that lists them."""
     if name not in ALIGNMENTS:
         raise unknown("alignment", name, ALIGNMENTS)
     return name
 
 
 def by_fraction(steps: ArrayLike, end: float) -> Floats:
-    """`steps` [point] as fractions of `end`, the last step of the whole training."""
+    """Returns `steps` [point] as fractions of `end`, the last step of the training."""
     if not end > 0:
         raise UsageError(f"fraction of training: the training ends at step {end:g}, so it has no fractions")
     return _floats(steps) / end
 
 
 def by_loss(steps: ArrayLike, loss_steps: ArrayLike, losses: ArrayLike) -> Floats:
-    """`steps` [point] as the fraction of the way from the first to the lowest loss that was made by then, 0 to 1.
+    """Returns for each of `steps` [point] the fraction, 0 to 1, of the way from the first to the lowest loss.
 
-    The loss is taken as the lowest so far, so that a run never goes back; between its steps it is interpolated.
+    The lowest loss so far counts, so the axis never goes back. Between its steps it is interpolated.
     """
     lowest = np.minimum.accumulate(_floats(losses))
     if not len(lowest) or not lowest[0] > lowest[-1]:
@@ -49,10 +49,11 @@ def by_loss(steps: ArrayLike, loss_steps: ArrayLike, losses: ArrayLike) -> Float
 
 
 def by_stage(steps: ArrayLike, transitions: Sequence[float], first: float, last: float) -> Floats:
-    """`steps` [point] with the run's stages stretched onto 0..1, 1..2, ...
+    """Returns `steps` [point] with the intervals between transitions stretched onto 0..1, 1..2, ...
 
-    The run's `first` step goes to 0, its k-th transition to k, its `last` step to the number of transitions plus one,
-    and what is between goes in straight lines. A transition at the very first or last step leaves no stage there.
+    The `first` step of the run maps to 0, its k-th transition to k, and its `last` step to the number of transitions
+    plus one. Between them the map is linear. There is no interval before a transition at the first step, or after one
+    at the last.
     """
     times = _floats(transitions)
     if not len(times):
@@ -68,9 +69,9 @@ def by_stage(steps: ArrayLike, transitions: Sequence[float], first: float, last:
 
 
 def common_grid(axes: Sequence[Floats], points: int = 400) -> Floats:
-    """The places of all `axes` (each [point], not decreasing) that lie where every one of them reaches, thinned out.
+    """Returns at most `points` positions of `axes` (each [point], not decreasing) that lie within all of them.
 
-    Empty where they have no place in common.
+    It is empty if the axes do not overlap.
     """
     low, high = max(axis[0] for axis in axes), min(axis[-1] for axis in axes)
     together = np.unique(np.concatenate([*axes, [low, high]]))
@@ -98,10 +99,10 @@ def envelope(grid: Floats, axis: Floats, values: Floats) -> tuple[Floats, Floats
 
 
 def resample(grid: Floats, axis: Floats, values: Floats, categorical: bool = False) -> Floats:
-    """`values` [point] over `axis` [point] (not decreasing) at the places `grid`.
+    """Returns `values` [point] over `axis` [point] (not decreasing) at the positions `grid`.
 
-    Straight lines between points; the label before for `categorical` ones. Where several points share a place (a loss
-    that rests), the place gets their mean, or their last label.
+    Values are interpolated linearly; a `categorical` one is the last label before the position. If several points share
+    a position (aligned by a loss that plateaus), it gets their mean, or their last label.
     """
     places, inverse = np.unique(axis, return_inverse=True)
     if categorical:

@@ -1,4 +1,4 @@
-"""Comparison: timelines of different runs, seeds, tasks and papers on one axis, as curves and a table."""
+"""Comparison: timelines of runs, seeds, tasks and papers on a common axis, as curves and a table."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ SPREAD_KEYS = ("start", "end", "level", "drop")
 
 @dataclass(frozen=True)
 class Curve:
-    """One series of one group on the common axis: the middle of its seeds and the lowest and highest of them.
+    """One series of one seed group on the common axis: the mean of its seeds, and their minimum and maximum.
 
-    `x`, `middle`, `low`, `high` are [place]; `seeds` holds each member's own (x, values). The middle is the mean, or
-    the most common label of a series of labels; a group's places are those that all of its members reach. The band
-    from `low` to `high` contains every member's line between those places too.
+    `x`, `middle`, `low` and `high` are [position]; `seeds` has the (x, values) of each member. The middle of a series
+    of labels is the most common one. The positions are those that all members reach. The band from `low` to `high`
+    also contains the line of every member between these positions.
     """
 
     group: RunGroup
@@ -45,8 +45,8 @@ class Curve:
 class AlignedRuns:
     """Runs on a common axis: `curves` and `table`.
 
-    `relative` draws every curve on its own range, from its lowest value (0) to its highest (1), so that losses of
-    different tasks can stand in one picture. The table keeps the values as they are. Labels are never rescaled.
+    `relative` rescales every curve to its own range, from its minimum (0) to its maximum (1), so that losses of
+    different tasks fit into one figure. The table has the original values. Labels are never rescaled.
     """
 
     groups: tuple[RunGroup, ...]
@@ -68,7 +68,7 @@ class AlignedRuns:
 
     @cached_property
     def table(self) -> list[dict[str, Any]]:
-        """A row for each group and stage: when, at what level, and each series at the stage's end."""
+        """A row for each seed group and stage: its times and level, and each series at the end of the stage."""
         return [row for group in self.groups for row in _rows(group, self.series)]
 
     @property
@@ -84,12 +84,12 @@ class AlignedRuns:
 
     @property
     def is_log(self) -> bool:
-        """Whether steps are better seen on a log axis: every run's stages were found on one."""
+        """True if the stages of every run were found on a log axis."""
         return all(member.is_log for group in self.groups for member in group.members)
 
     @property
     def columns(self) -> list[str]:
-        """The table's columns for people; `spread` stands beside the numbers it belongs to."""
+        """The columns of the table, without `spread`."""
         plain = ("group", "task", "seeds", "stage", "kind", "name", "start", "end", "level", "drop")
         return [*plain, *(series.label for series in self.series)]
 
@@ -107,7 +107,7 @@ class AlignedRuns:
         }
 
     def to_csv(self) -> str:
-        """The table; a group's spread as further columns `<key> min` and `<key> max`."""
+        """Returns the table as csv; the spread is in further columns `<key> min` and `<key> max`."""
         keys = list(dict.fromkeys(key for row in self.table for key in row.get("spread", {})))
         text = io.StringIO()
         out = csv.writer(text, lineterminator="\n")
@@ -126,22 +126,17 @@ def align_runs(
     relative: bool = False,
     folder: str | Path | None = None,
 ) -> AlignedRuns:
-    """Puts `runs` (names, paths, `Run`s or `Timeline`s) on a common axis; `sl.compare` also draws them.
-
-    Runs that differ in nothing but the seed become one group with a mean and a spread. `probes` are series, or probes
-    for all of their series, or "all" (default: the metric the runs share). `align` is step, fraction, loss or stage.
-    `folder` is where names are looked for (default: the runs folder).
-    """
+    """Puts runs on a common axis; `sl.compare`, which can also draw them, explains the arguments."""
     check_alignment(align)
     members = Members.open(runs, folder)
     chosen = members.choose([probes] if isinstance(probes, str) else list(probes))
     for member in members:
-        member.place(member.steps, align)  # what cannot be aligned is told before anything is drawn
-    return AlignedRuns(tuple(group_members(list(members))), chosen, align, relative)
+        member.place(member.steps, align)  # an impossible alignment is an error before anything is drawn
+    return AlignedRuns(tuple(group_members(members)), chosen, align, relative)
 
 
 def _curve(group: RunGroup, series: SeriesCurve, align: str, relative: bool) -> Curve:
-    """The series of a group's members on the axis of `align`, and their middle and spread on a common grid."""
+    """Returns the series of a group on the axis of `align`: its members, and their mean and spread on a common grid."""
     seeds = []
     for member in group.members:
         steps, values = member.reduced(series)
@@ -164,7 +159,7 @@ def _on_own_range(values: Floats) -> Floats:
 
 
 def _rows(group: RunGroup, series: Sequence[SeriesCurve]) -> list[dict[str, Any]]:
-    """The rows of a group: of its seeds together where they went through the same kinds of stages, else one by one."""
+    """Returns the rows of a group: of all seeds together if they have the same kinds of stages, else of each seed."""
     kinds = {tuple(stage["kind"] for stage in member.stages) for member in group.members}
     if len(kinds) == 1:
         return [_row(group.name, group.members, place, series) for place in range(len(group.members[0].stages))]
@@ -172,7 +167,7 @@ def _rows(group: RunGroup, series: Sequence[SeriesCurve]) -> list[dict[str, Any]
 
 
 def _row(name: str, members: Sequence[Member], place: int, series: Sequence[SeriesCurve]) -> dict[str, Any]:
-    """Stage number `place` of `members`: their mean, and with more than one of them the spread."""
+    """Returns stage number `place` of `members`: their mean and, if there are several, the spread."""
     stages = [member.stages[place] for member in members]
     row: dict[str, Any] = {
         "group": name,

@@ -1,4 +1,4 @@
-"""Groups of seeds: members of a comparison that differ in nothing else."""
+"""Seed groups: members of a comparison that differ only in the seed."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from stagelens.comparing.members import Member
 
 @dataclass(frozen=True)
 class RunGroup:
-    """Members that differ in nothing but the seed."""
+    """A seed group: members that differ only in the seed."""
 
     name: str
     members: tuple[Member, ...]
@@ -24,10 +24,10 @@ class RunGroup:
 
 
 def group_members(members: Sequence[Member]) -> list[RunGroup]:
-    """`members` in groups of the same task and config, in order of first appearance.
+    """Returns `members` in groups of the same task and config, in order of first appearance.
 
-    A second run of a seed that a group already has starts another group: it would count that seed twice. A bare
-    timeline stands alone: nothing is known of its config.
+    A second run of a seed starts another group, so that no seed counts twice. A timeline without a run is a group of
+    its own, because its config is unknown.
     """
     groups: dict[tuple[Any, ...], list[Member]] = {}
     times: Counter[str] = Counter()
@@ -44,7 +44,7 @@ def group_members(members: Sequence[Member]) -> list[RunGroup]:
 
 
 def _group_name(group: Sequence[Member], groups: Sequence[Sequence[Member]]) -> str:
-    """A run's own name, or `task key=value, 3 seeds` with the keys in which groups of that task differ."""
+    """Returns the name of a single run, or `task key=value, 3 seeds` with the keys in which the groups differ."""
     if len(group) == 1:
         return group[0].name
     task, config = group[0].task, group[0].config

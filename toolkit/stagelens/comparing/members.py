@@ -1,9 +1,9 @@
-"""The members of a comparison: runs as it sees them, and the series that they share."""
+"""The members of a comparison: runs or timelines, and the series that they share."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -17,12 +17,12 @@ from stagelens.comparing.alignment import Floats, by_fraction, by_loss, by_stage
 from stagelens.runs import Run, load, points_of
 from stagelens.timelines import SeriesCurve, Timeline, curves_of, one_curve, parse_curve
 
-EVERY = "all"  # in place of a probe: every series that the runs share
+EVERY = "all"  # instead of a probe: every series that the runs share
 
 
 @dataclass(frozen=True)
 class Member:
-    """One run (or a bare timeline) of a comparison. `end` is where its whole training ends."""
+    """One run, or a timeline without a run. `end` is the last step of the training, also of an unfinished one."""
 
     name: str
     timeline: Timeline
@@ -36,7 +36,7 @@ class Member:
 
     @classmethod
     def of(cls, given: Any, folder: str | Path | None, number: int) -> Member:
-        """A member from a run, its name or path, or a timeline."""
+        """Returns the member for a run, its name or path, or a timeline."""
         if isinstance(given, Timeline):
             name = str(given.attributes.get("run", f"timeline {number}"))
             last = float(given.steps[-1]) if len(given.steps) else 0.0
@@ -76,7 +76,7 @@ class Member:
 
     @cached_property
     def found(self) -> Any:
-        """The stages of the metric; none where it is missing or too short."""
+        """The stages of the metric; none if it is missing or too short."""
         from stagelens.stages import detect_stages
 
         try:
@@ -86,7 +86,7 @@ class Member:
 
     @property
     def is_log(self) -> bool:
-        """Whether the stages were found on a log axis."""
+        """True if the stages were found on a log axis."""
         return getattr(self.found, "axis", "linear") == "log"
 
     @cached_property
@@ -95,7 +95,7 @@ class Member:
 
     @cached_property
     def stages(self) -> list[dict[str, Any]]:
-        """The stages with their number; a member in which none was found counts as one, `whole run`."""
+        """The stages with their number; if there is none, one stage of kind `whole run`."""
         keys = ("kind", "start", "end", "level", "drop", "name")
         rows = [
             {"number": number} | {key: getattr(stage, key) for key in keys}
@@ -105,7 +105,7 @@ class Member:
         return rows or [{"number": 1, "level": None, "drop": None, "name": ""} | whole]
 
     def reduced(self, series: SeriesCurve) -> tuple[Floats, Floats]:
-        """(steps, values) of `series`, each [step], at the steps at which it was measured."""
+        """Returns (steps, values) of `series`, each [step], at the steps at which it was measured."""
         try:
             steps, values = series.read(self.timeline)
         except UsageError as error:
@@ -116,7 +116,7 @@ class Member:
         return one_curve(self.timeline, name).read(self.timeline)
 
     def value_at(self, series: SeriesCurve, step: float) -> float | None:
-        """`series` at `step`: interpolated, or the label before; None outside of its measurements."""
+        """Returns `series` at `step`: interpolated, or the last label; None outside of its measurements."""
         steps, values = self.reduced(series)
         if not steps[0] <= step <= steps[-1]:
             return None
@@ -125,7 +125,7 @@ class Member:
         return float(np.interp(step, steps, values))
 
     def place(self, steps: NDArray[Any], align: str) -> Floats:
-        """`steps` [point] on the axis of `align`."""
+        """Returns `steps` [point] on the axis of `align`."""
         try:
             if align == "fraction":
                 return by_fraction(steps, self.end)
@@ -138,15 +138,14 @@ class Member:
         return steps.astype(np.float64)
 
 
-class Members(Sequence[Member]):
+class Members(tuple[Member, ...]):
     """The members of a comparison, with distinct names."""
 
-    def __init__(self, members: Sequence[Member]) -> None:
-        self._members = list(members)
+    __slots__ = ()
 
     @classmethod
     def open(cls, runs: Any, folder: str | Path | None = None) -> Members:
-        """From a list of runs, or a single one; a run given twice counts once."""
+        """Opens a run or a list of runs; a run that is given twice counts once."""
         given: list[Any] = [runs] if isinstance(runs, str | Path | Run | Timeline) else list(runs)
         given = [run for one in given for run in _points(one, folder) or [one]]
         if not given:
@@ -155,25 +154,19 @@ class Members(Sequence[Member]):
         seen = {str(m.run.folder.resolve()) if m.run else f"timeline {id(m.timeline)}": m for m in members}
         return cls(_distinct(list(seen.values())))
 
-    def __iter__(self) -> Iterator[Member]:
-        return iter(self._members)
-
-    def __len__(self) -> int:
-        return len(self._members)
-
-    def __getitem__(self, index: Any) -> Any:
-        return self._members[index]
-
     @property
     def shared(self) -> list[str]:
         """The series that every member has, in the first one's order."""
-        return [name for name in self._members[0].timeline if all(name in m.timeline for m in self._members)]
+        return [name for name in self[0].timeline if all(name in m.timeline for m in self)]
 
     def choose(self, wanted: Sequence[str]) -> tuple[SeriesCurve, ...]:
-        """The curves that `wanted` means: curves, series, or probes for all their series; none: the shared metric."""
+        """Returns the curves that `wanted` names: curves, series, or probes for all of their series.
+
+        Without `wanted` it is the metric that the members share.
+        """
         shared = self.shared
         if not shared:
-            raise UsageError(f"{', '.join(m.name for m in self._members)} have no series in common to compare")
+            raise UsageError(f"{', '.join(m.name for m in self)} have no series in common to compare")
         if not wanted:
             return self._curves(self._metric_first(shared)[0])
         if EVERY in wanted:
@@ -187,21 +180,21 @@ class Members(Sequence[Member]):
         return [curve for series in self._meant(name, shared) for curve in self._curves(series, place)]
 
     def _metric_first(self, shared: Sequence[str]) -> list[str]:
-        """`shared` with the runs' own metric in front where they have the same, else the loss."""
-        metrics = {member.metric for member in self._members}
+        """Returns `shared`, first the metric of the runs if it is the same, else the loss."""
+        metrics = {member.metric for member in self}
         first = metrics.pop() if len(metrics) == 1 else "loss"
         return sorted(shared, key=lambda name: name != first)
 
     def _labels(self, name: str) -> set[tuple[str, ...]]:
-        return {member.timeline.column(name).labels for member in self._members}
+        return {member.timeline.column(name).labels for member in self}
 
     def _meant(self, wanted: str, shared: Sequence[str]) -> list[str]:
         found = [name for name in shared if name == wanted or name.startswith(f"{wanted}/")]
         if found:
             return found
-        having = [m.name for m in self._members if any(n == wanted or n.startswith(f"{wanted}/") for n in m.timeline)]
+        having = [m.name for m in self if any(n == wanted or n.startswith(f"{wanted}/") for n in m.timeline)]
         if having:
-            lacking = [m.name for m in self._members if m.name not in having]
+            lacking = [m.name for m in self if m.name not in having]
             raise UsageError(
                 f"probe {wanted!r} is not common to the runs: {', '.join(lacking)} did not record it; "
                 f"common: {', '.join(shared)}"
@@ -209,7 +202,7 @@ class Members(Sequence[Member]):
         raise unknown("probe or series", wanted, shared)
 
     def _curves(self, name: str, place: Mapping[str, str] | None = None) -> tuple[SeriesCurve, ...]:
-        """The curves of a series that every member has; an error if there is none."""
+        """Returns the curves of a series that every member has; an error if there is none."""
         if len(self._labels(name)) > 1:
             raise UsageError(f"series {name!r} has different labels in the runs; it cannot be compared between them")
         if not (found := self._shared_curves(name, place)):
@@ -217,16 +210,16 @@ class Members(Sequence[Member]):
         return found
 
     def _shared_curves(self, name: str, place: Mapping[str, str] | None = None) -> tuple[SeriesCurve, ...]:
-        return tuple(curves_of(*(member.timeline.column(name) for member in self._members), place=place))
+        return tuple(curves_of(*(member.timeline.column(name) for member in self), place=place))
 
 
 def _points(given: Any, folder: str | Path | None) -> list[Any]:
-    """The runs of a sweep that is given by its name or path."""
+    """Returns the runs of a sweep that is given by its name or path; none if it is no sweep."""
     return [*points_of(given, folder)] if isinstance(given, str | Path) else []
 
 
 def _distinct(members: Sequence[Member]) -> list[Member]:
-    """Members with their folder before a name that occurs twice."""
+    """Returns the members; a name that occurs twice gets the directory of its run in front."""
     repeated = Counter(member.name for member in members)
     return [
         replace(m, name=f"{m.run.folder.parent.name}/{m.name}" if m.run else f"{m.name} [{number}]")

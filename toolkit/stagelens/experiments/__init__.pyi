@@ -4,6 +4,7 @@ from .config import (
     FlowConfig as FlowConfig,
     TaskConfig as TaskConfig,
     as_settings as as_settings,
+    first_error as first_error,
     make_config as make_config,
     text_of as text_of,
     validate as validate,
@@ -31,4 +32,12 @@ from .schedule import CHECKPOINTS as CHECKPOINTS, Schedule as Schedule
 from .solving import Solution as Solution, solve as solve
 from .task import Batch as Batch, Group as Group, Task as Task, TrainingPhase as TrainingPhase
 from .times import recording_times as recording_times
-from .training import SMALLER as SMALLER, Training as Training, fused as fused, trained as trained
+from .training import (
+    SMALLER as SMALLER,
+    Trainer as Trainer,
+    Training as Training,
+    fused as fused,
+    step_scheduler as step_scheduler,
+    trained as trained,
+    update as update,
+)

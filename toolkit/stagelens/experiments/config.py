@@ -147,13 +147,18 @@ def validate(kind: type[C], values: Mapping[str, Any]) -> C:
     try:
         return kind.model_validate(values)
     except ValidationError as error:
-        first = error.errors()[0]
-        key = ".".join(str(part) for part in first["loc"])
-        if first["type"] == "extra_forbidden":
+        key, given, message = first_error(error)
+        if error.errors()[0]["type"] == "extra_forbidden":
             raise unknown("config key", key, _known_keys(kind, key)) from None
-        where = f"config key {key!r}: got {_short(first['input'])}, " if key else "config: "
-        message = first["msg"].removeprefix("Value error, ")
-        raise UsageError(f"{where}{message[:1].lower()}{message[1:]}") from None
+        where = f"config key {key!r}: got {given}, " if key else "config: "
+        raise UsageError(where + message) from None
+
+
+def first_error(error: ValidationError) -> tuple[str, str, str]:
+    """Returns where pydantic found the first mistake (a key with dots), what was given there, and what is wrong."""
+    first = error.errors()[0]
+    message = first["msg"].removeprefix("Value error, ")
+    return ".".join(map(str, first["loc"])), _short(first["input"]), message[:1].lower() + message[1:]
 
 
 def _put(values: dict[str, Any], kind: type[BaseModel], key: str, text: str) -> None:

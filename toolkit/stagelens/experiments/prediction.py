@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
 Floats = NDArray[np.float64]
 Measure = Callable[["Timeline"], float | None]
+Detect = Callable[[Any, Any], "Stages"]  # (steps, values) -> stages
 Found = tuple[float | None, str, str]  # the measured number, what it is, and why there is none
 
 NOT_REACHED = "not reached"
@@ -70,10 +71,17 @@ class Score:
 
 
 def score(
-    predictions: Sequence[Prediction], timeline: Timeline, events: Mapping[str, float] | None = None
+    predictions: Sequence[Prediction],
+    timeline: Timeline,
+    events: Mapping[str, float] | None = None,
+    detect: Detect | None = None,
 ) -> list[Score]:
-    """Each prediction beside its measurement. `events` are the times of a flow's events, by name."""
-    matched = iter(_matched([p for p in predictions if not (p.kind == "curve" or p.measure or p.event)], timeline))
+    """Returns each prediction with its measurement.
+
+    `events` are the times of a flow's events, by name. `detect` finds the stages of a curve; default: `detect_stages`.
+    """
+    in_stages = [p for p in predictions if not (p.kind == "curve" or p.measure or p.event)]
+    matched = iter(_matched(in_stages, timeline, detect))
 
     def scored(prediction: Prediction) -> Score:
         if prediction.kind == "curve":
@@ -131,8 +139,10 @@ def _score_number(prediction: Prediction, measured: float | None, compared_with:
     return Score(*label, expected, measured, error, prediction.reference, compared_with, note)
 
 
-def _matched(predictions: Sequence[Prediction], timeline: Timeline) -> list[Found]:
-    """The plateau of each level and the transition of each time, none of them used twice."""
+def _matched(predictions: Sequence[Prediction], timeline: Timeline, detect: Detect | None) -> list[Found]:
+    """Returns the plateau of each level and the transition of each time, none of them used twice."""
+    from stagelens.stages import detect_stages
+
     alike: dict[Any, list[int]] = {}  # predictions of one kind about one series
     for i, prediction in enumerate(predictions):
         alike.setdefault((prediction.kind, prediction.series, *prediction.place.items()), []).append(i)
@@ -141,17 +151,18 @@ def _matched(predictions: Sequence[Prediction], timeline: Timeline) -> list[Foun
         if series not in timeline:
             found: list[Found] = [(None, "", f"{series} was not recorded")] * len(members)
         else:
-            curve = timeline.scalar(series, predictions[members[0]].place)
-            found = _in_stages([float(predictions[i].expected) for i in members], kind, series, *curve)  # type: ignore[arg-type]
+            steps, values = timeline.scalar(series, predictions[members[0]].place)
+            stages = (detect or detect_stages)(steps, values)
+            expected = [float(predictions[i].expected) for i in members]  # type: ignore[arg-type]
+            found = _in_stages(expected, kind, series, stages, steps, values)
         for i, one in zip(members, found, strict=True):
             result[i] = one
     return result
 
 
-def _in_stages(expected: Sequence[float], kind: str, series: str, steps: Any, values: Floats) -> list[Found]:
-    from stagelens.stages import detect_stages
-
-    stages: Stages = detect_stages(steps, values)
+def _in_stages(
+    expected: Sequence[float], kind: str, series: str, stages: Stages, steps: Any, values: Floats
+) -> list[Found]:
     levels = kind == "level"
     measured = [p.level for p in stages.plateaus] if levels else [t.at for t in stages.transitions]
     reached = [not _out_of_range(n, expected, values) if levels else n <= steps[-1] for n in expected]

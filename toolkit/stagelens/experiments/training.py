@@ -5,7 +5,7 @@ from __future__ import annotations
 import fnmatch
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 from torch.optim import Optimizer
@@ -65,12 +65,7 @@ class Training:
         loss = self._loss_function()(self.model, self.batches(step))
         self.optimizer.zero_grad(set_to_none=True)
         loss.backward()  # type: ignore[no-untyped-call]
-        if self.task.config.clip:
-            self.gradient_norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.task.config.clip)
-        self.optimizer.step()
-        self._step_scheduler(step, loss)
-        self.loss = loss.detach()
-        self.bad.note(step, self.loss)
+        update(self, step, loss)
         if self.compile_seconds == 0.0:
             self.compile_seconds = time.perf_counter() - started  # the first step is nearly all compilation
 
@@ -133,13 +128,46 @@ class Training:
             )
         self._phase = phase.name
 
-    def _step_scheduler(self, step: int, loss: torch.Tensor) -> None:
-        if self.scheduler is None or (step + 1) % self.task.scheduler_every:
-            return
-        if isinstance(self.scheduler, ReduceLROnPlateau):
-            self.scheduler.step(loss.item())
-        else:
-            self.scheduler.step()
+    def clip(self, most: float) -> torch.Tensor:
+        """Scales the gradient to a norm of at most `most`; returns its norm before that, []."""
+        return torch.nn.utils.clip_grad_norm_(self.model.parameters(), most)
+
+
+class Trainer(Protocol):
+    """What advances models: a training, or several vectorized over their seeds."""
+
+    task: Task
+    optimizer: Optimizer
+    scheduler: Any
+    bad: FirstBad
+    loss: torch.Tensor | None  # of the last step: [], or [seed]
+    gradient_norm: torch.Tensor | None
+
+    def enter_phase(self, step: int) -> None: ...
+
+    def advance(self, step: int) -> None: ...
+
+    def clip(self, most: float) -> torch.Tensor: ...
+
+
+def update(trainer: Trainer, step: int, loss: torch.Tensor) -> None:
+    """Makes the update of `step` once the gradients are known: clips them, steps optimizer and scheduler."""
+    if trainer.task.config.clip:
+        trainer.gradient_norm = trainer.clip(trainer.task.config.clip)
+    trainer.optimizer.step()
+    step_scheduler(trainer, step, loss)
+    trainer.loss = loss.detach()
+    trainer.bad.note(step, trainer.loss)
+
+
+def step_scheduler(trainer: Trainer, step: int, loss: torch.Tensor) -> None:
+    """Steps the scheduler if that is due after `step`."""
+    if trainer.scheduler is None or (step + 1) % trainer.task.scheduler_every:
+        return
+    if isinstance(trainer.scheduler, ReduceLROnPlateau):
+        trainer.scheduler.step(loss.item())
+    else:
+        trainer.scheduler.step()
 
 
 def trained(

@@ -17,16 +17,16 @@ from stagelens.figures.style import COLOURS, grid, headline
 if TYPE_CHECKING:
     from stagelens.runs import Run
 
-MOST_LAYERS = 6
+MOST_LAYERS = 6  # that are drawn
 PANEL = 1.45  # inches, the longer side of a map
 NARROWEST = 0.3  # inches, the shorter side at least
-BAR = 1.45  # inches, the scale of greys at most
-REPLAY = 5.0  # seconds, what replaying the training between checkpoints may take
+BAR = 1.45  # inches, the largest height of the colour bar
+REPLAY = 5.0  # seconds at most of replaying the training between checkpoints
 Maps = dict[int, "np.ndarray[Any, np.dtype[np.float64]]"]
 
 
 def attention_figure(run: Run, moments: int = 6) -> Figure | None:
-    """Mean attention maps at the stages' ends: a row per head (and layer), a column per moment."""
+    """Draws the mean attention maps at the ends of the stages: a row per layer and head, a column per step."""
     from stagelens.experiments import Task
 
     if not isinstance(run.experiment, Task) or not run.checkpoints:
@@ -42,7 +42,7 @@ def attention_figure(run: Run, moments: int = 6) -> Figure | None:
 
 
 def _heads_figure(run: Run, chosen: dict[int, str], maps: list[Maps], rows: list[tuple[int, int]]) -> Figure:
-    """One small map per head and moment, on one scale of grey."""
+    """Draws one small map per head and step, all on one grey scale."""
     query, key = next(iter(maps[0].values())).shape[1:]
     several = len({layer for layer, _ in rows}) > 1
     margin = (0.75, 1.0, 0.75, 0.3)
@@ -71,7 +71,7 @@ def _heads_figure(run: Run, chosen: dict[int, str], maps: list[Maps], rows: list
 
 
 def _composite_figure(run: Run, chosen: dict[int, str], maps: list[Maps]) -> Figure:
-    """One map per layer and moment, the heads as colours that add up: for models of many heads."""
+    """Draws one map per layer and step, in which the colours of the heads add up: for models with many heads."""
     layers = list(maps[0])[:MOST_LAYERS]
     query, key = maps[0][layers[0]].shape[1:]
     full = max(float(np.abs(found[layer]).max()) for found in maps for layer in layers)
@@ -91,7 +91,7 @@ def _composite_figure(run: Run, chosen: dict[int, str], maps: list[Maps]) -> Fig
 
 
 def attention_maps(run: Run, step: int) -> Maps:
-    """The mean attention pattern of each layer at `step`, [head, query, key], on the evaluation batch."""
+    """Returns the mean attention pattern of each layer at `step`, [head, query, key], on the evaluation batch."""
     from stagelens.experiments import eval_batch
     from stagelens.recording import Recorder
 
@@ -104,7 +104,7 @@ def attention_maps(run: Run, step: int) -> Maps:
 
 
 def _mean_pattern() -> Any:
-    """A probe with one reading per layer, [head, query, key]; layers may differ in all three."""
+    """Returns a probe with one reading per layer, [head, query, key]; layers may differ in all three sizes."""
     from stagelens.recording import Probe, layers
     from stagelens.timelines import Reading
 
@@ -123,9 +123,9 @@ def _mean_pattern() -> Any:
 
 
 def composite(pattern: Any, full: float | None = None) -> Any:
-    """[head, query, key] -> an image [query, key, 3] on white, each head darkening it in its own colour.
+    """Returns an image [query, key, 3] of a pattern [head, query, key]: each head adds its own colour to white.
 
-    Attention of `full` (default: the largest) has a head's full colour.
+    Attention of `full` (default: the maximum) has the full colour of the head.
     """
     colours = np.array([matplotlib.colors.to_rgb(COLOURS[h % len(COLOURS)]) for h in range(len(pattern))])
     strength = np.abs(pattern) / max(np.abs(pattern).max() if full is None else full, 1e-12)  # [head, query, key]
@@ -133,11 +133,11 @@ def composite(pattern: Any, full: float | None = None) -> Any:
 
 
 def chosen_steps(run: Run, moments: int) -> dict[int, str]:
-    """Steps to look at, each with what it stands for: the first, the plateaus' ends, the last.
+    """Returns at most `moments` steps to draw, each with its name: the first, the ends of the plateaus, the last.
 
     The model at the end of a plateau is replayed from the checkpoint before it. If all replays together would take
-    longer than `REPLAY` seconds, that checkpoint itself is taken: never one after the end, which would show what the
-    transition learns. With few plateaus, other checkpoints fill up evenly.
+    longer than `REPLAY` seconds, that checkpoint itself is used; a later one would show what the transition learns.
+    With few plateaus, uniformly chosen checkpoints are added.
     """
     saved = np.array(run.checkpoints)
     chosen = {int(saved[0]): "start", int(saved[-1]): "end"}
@@ -161,7 +161,7 @@ def _pairs(rows: list[Any], columns: list[Maps]) -> Any:
 
 
 def _panel(query: int, key: int) -> tuple[float, float]:
-    """Width and height of a map in inches: its entries are squares, unless it would be too flat or narrow to see."""
+    """Returns width and height of a map in inches. Its entries are squares, unless it would be too flat or narrow."""
     scale = PANEL / max(query, key)
     return max(scale * key, NARROWEST), max(scale * query, NARROWEST)
 

@@ -1,4 +1,4 @@
-"""The picture of a comparison: one panel per series, one line per group."""
+"""The figure of a comparison: one panel per series, one line per seed group."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from matplotlib.ticker import MultipleLocator
 from stagelens.base import UsageError
 from stagelens.figures.style import grid, line_style, styled
 
-MOST_PANELS = 60  # a picture of more is too tall to read
+MOST_PANELS = 60  # a figure with more is too tall to read
 
 if TYPE_CHECKING:
     from stagelens.comparing import AlignedRuns, Curve
@@ -20,13 +20,13 @@ if TYPE_CHECKING:
 
 
 def comparison_figure(comparison: AlignedRuns) -> Figure:
-    """The curves of `comparison`: middle as a line, spread over seeds as a band, each seed as a hairline."""
+    """Draws the curves of `comparison`: the mean as a line, the spread of the seeds as a band, each as a hairline."""
     from stagelens.comparing import SPREAD
 
     panels = len(comparison.series)
     if panels > MOST_PANELS:
         raise UsageError(
-            f"{panels} curves are too many for one picture (at most {MOST_PANELS}): choose some with "
+            f"{panels} curves are too many for one figure (at most {MOST_PANELS}): choose some with "
             f"--probe, as {comparison.series[-1].name}, or write an html file"
         )
     with styled():
@@ -69,7 +69,7 @@ def _draw_curve(axis: Axes, curve: Curve, look: dict[str, Any]) -> None:
 
 
 def _mark_transitions(axis: Axes, comparison: AlignedRuns) -> None:
-    """Thin lines at the transitions: the whole numbers when aligned by stage, else each run's own."""
+    """Draws thin lines at the transitions: at the integers if aligned by stage, else those of each run."""
     if comparison.align == "stage":
         last = max(len(m.transitions) for group in comparison.groups for m in group.members)
         axis.xaxis.set_major_locator(MultipleLocator(1))
@@ -83,7 +83,7 @@ def _mark_transitions(axis: Axes, comparison: AlignedRuns) -> None:
 
 
 def _fit_x_axis(axis: Axes, comparison: AlignedRuns) -> None:
-    """A log axis where the stages of every run were found on one, from the first place above zero."""
+    """Uses a log axis, from the first positive position, if the stages of every run were found on one."""
     axis.margins(x=0.01)
     positive = [x for curve in comparison.curves for places, _ in curve.seeds for x in places if x > 0]
     if comparison.is_log and comparison.align in ("step", "fraction") and positive:
@@ -92,7 +92,7 @@ def _fit_x_axis(axis: Axes, comparison: AlignedRuns) -> None:
 
 
 def _axis_label(series: SeriesCurve, relative: bool) -> str:
-    """The series, and below it the element that was picked, the rule it was averaged by, and the scale."""
+    """Returns the name of the series and, below it, the chosen element, the rule of averaging, and the scale."""
     scale = "0..1 of each curve's range" if relative and not series.labels else ""
     notes = [note for note in (series.rule, scale) if note]
     element = series.name.removeprefix(series.source)

@@ -1,4 +1,4 @@
-"""What the figures of a timeline are drawn from: series, stages, phases and predictions on an axis."""
+"""Draws series, stages, phases and predictions on an axis."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 MOST_IN_LEGEND = 8
 WIDEST_LABEL = 30  # letters of a legend's line
-ROUNDING = 1e-5  # of a series' size: what varies by less is taken for a constant
+ROUNDING = 1e-5  # fraction of a series' size; a series that varies by less is constant
 GREYS = ("1.0", "0.94", "0.88", "0.82")
 
 
@@ -38,7 +38,7 @@ def x_label(run: Run) -> str:
 
 
 def stages_of(run: Run) -> Sequence[Any]:
-    """The stages of the run's metric; none where it is too short or has no such series."""
+    """Returns the stages of the run's metric; none if it is too short or missing."""
     try:
         found: Sequence[Any] = run.stages()
         return found
@@ -47,7 +47,7 @@ def stages_of(run: Run) -> Sequence[Any]:
 
 
 def predictions_of(run: Run) -> Sequence[Prediction]:
-    """What theory says about the run; nothing if its plugin is not installed any more.
+    """Returns the predictions about the run; none if its plugin is not installed.
 
     A prediction that cannot be drawn is left out, and noted in `run.noted`.
     """
@@ -61,11 +61,11 @@ def predictions_of(run: Run) -> Sequence[Prediction]:
     return _drawable[run]
 
 
-_drawable: WeakKeyDictionary[Run, list[Prediction]] = WeakKeyDictionary()  # curves of theory may take long to compute
+_drawable: WeakKeyDictionary[Run, list[Prediction]] = WeakKeyDictionary()  # predicted curves may take long to compute
 
 
 def _can_be_drawn(prediction: Prediction, run: Run) -> bool:
-    """Whether a curve can be computed at the run's steps, and whether a level or time is a number."""
+    """True if a predicted curve can be computed at the run's steps, or if a level or time is a number."""
     experiment = run.experiment
     with noting(run.noted, f"prediction {prediction.name!r}", experiment, experiment.predictions):
         if callable(prediction.expected):
@@ -88,7 +88,7 @@ def theory_curve(prediction: Prediction, steps: Any) -> NDArray[np.float64]:
 
 
 def fit_x_axis(axis: Axes, run: Run) -> None:
-    """Puts the x axis on the scale on which the run's stages were found, from its first step to its last."""
+    """Sets the x axis to the scale on which the run's stages were found, from the first step to the last."""
     steps = run.timeline.steps
     positive = steps[steps > 0]
     if getattr(stages_of(run), "axis", "linear") == "log" and len(positive) > 1:
@@ -119,7 +119,7 @@ def draw_series(axis: Axes, run: Run, name: str, legend: bool = True) -> None:
 
 
 def shade_stages(axis: Axes, run: Run, labels: bool = False) -> None:
-    """Transitions of the run's metric as grey bands, their steepest points as thin lines, with names above."""
+    """Draws the transitions of the run's metric as grey bands, with thin lines at their steepest points."""
     shown = [stage for stage in stages_of(run) if stage.kind == "transition"]
     for stage in shown:
         axis.axvspan(stage.start, stage.end, color="0.93", lw=0, zorder=0)
@@ -129,7 +129,7 @@ def shade_stages(axis: Axes, run: Run, labels: bool = False) -> None:
 
 
 def shade_phases(axis: Axes, run: Run, layer: Any) -> None:
-    """The phases of head specialization of one layer as greys, the later the darker."""
+    """Shades the phases of head specialization of one layer; later ones are darker."""
     order = list(dict.fromkeys(phase["phase"] for phase in run.phases))
     for phase in run.phases:
         if phase["layer"] == layer:
@@ -138,9 +138,9 @@ def shade_phases(axis: Axes, run: Run, layer: Any) -> None:
 
 
 def draw_predictions(axis: Axes, run: Run, name: str) -> None:
-    """Theory over the series `name`: levels as dashed lines across, times as dotted lines up, curves dashed black.
+    """Draws the predictions about the series `name`: levels and curves dashed, times as dotted vertical lines.
 
-    The legend's label of each says the equations it comes from; levels are named beside the axis, times at its foot.
+    The legend gives the equations they come from. Levels are named next to the axis, times at its foot.
     """
     shown = [prediction for prediction in predictions_of(run) if prediction.series == name]
     steps = run.timeline.steps
@@ -177,14 +177,14 @@ def draw_levels(axis: Axes, levels: Sequence[Prediction], label: str | None = No
 
 
 def theory_label(alike: Sequence[Prediction]) -> str:
-    """What predictions of one kind are called in a legend, with the equations that they come from."""
+    """Returns the legend entry of predictions of one kind, with the equations that they come from."""
     what = alike[0].name if len(alike) == 1 else f"{alike[0].kind}s"
     sources = ", ".join(dict.fromkeys(prediction.reference for prediction in alike))
     return fill(f"theory: {what} ({sources})", WIDEST_LABEL)
 
 
 def keep_rounding_out(axis: Axes, values: Any) -> None:
-    """An axis that would show nothing but the rounding of a constant shows the constant instead."""
+    """Widens the y axis if the series is constant up to rounding errors, which would fill the axis otherwise."""
     finite = values[np.isfinite(values)]
     size = float(np.abs(finite).max(initial=0.0))
     if size and float(np.ptp(finite)) <= ROUNDING * size:

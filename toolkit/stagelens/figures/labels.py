@@ -1,4 +1,4 @@
-"""Names and legends on an axis that run neither into each other nor into the lines."""
+"""Places names and legends so that they overlap neither each other nor the lines."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ SMALL: Any = {"fontsize": 7, "color": "0.25"}
 LETTER = 4.0  # points, the mean width of a letter of a small name
 LINE = 8.5  # points, the height of a line of small names
 WIDE = 12.0  # points that a name along a line takes
-LEADER = 10.0  # points from the axis to a name beside it
-MOST_ENTRIES = 12  # of a legend beside a panel
+LEADER = 10.0  # points from the axis to a name next to it
+MOST_ENTRIES = 12  # of a legend next to a panel
 
 
 def name_above(axis: Axes, names: Sequence[tuple[float, str]]) -> None:
-    """Names above the axis at their places; a name that would run into the one before goes a line higher."""
+    """Writes names above the axis at their positions; a name that would overlap another is a line higher."""
     width = size_in_points(axis)[0]
     ends: list[float] = []  # where each line of names is occupied up to, in points
     for place, name in sorted(names):
@@ -33,7 +33,7 @@ def name_above(axis: Axes, names: Sequence[tuple[float, str]]) -> None:
 
 
 def name_beside(axis: Axes, names: Sequence[tuple[float, str]]) -> None:
-    """Names of levels right of the axis, each led to by a thin line: neighbours are moved apart where they must be."""
+    """Writes the names of levels right of the axis, each connected by a thin line, and moved apart if they overlap."""
     shown = [(up, name) for level, name in sorted(names) if -0.01 <= (up := _up(axis, level)) <= 1.01]
     height = size_in_points(axis)[1]
     places = spread([up for up, _ in shown], min(LINE / height, 1.1 / max(len(shown), 1)))
@@ -45,7 +45,7 @@ def name_beside(axis: Axes, names: Sequence[tuple[float, str]]) -> None:
 
 
 def name_times(axis: Axes, names: Sequence[tuple[float, str]]) -> None:
-    """Names of times along their lines, each as low as it runs into neither a curve nor another name."""
+    """Writes the names of times along their lines, as low as possible without overlapping a curve or another name."""
     axis.get_xlim()  # brings the limits up to date
     width, height = size_in_points(axis)
     placed: list[tuple[float, float, float]] = []  # left, foot and top of each name, in points
@@ -64,7 +64,7 @@ def name_times(axis: Axes, names: Sequence[tuple[float, str]]) -> None:
 
 
 def _curves_at(axis: Axes, left: float, right: float) -> list[tuple[float, float]]:
-    """The lowest and highest point of each curve between `left` and `right`; all in points from the axis' corner."""
+    """Returns the minimum and maximum of each curve between `left` and `right`, in points from the axis' corner."""
     corner, scale = axis.get_window_extent().p0, 72 / axis.figure.dpi
     found = []
     for line in axis.get_lines():
@@ -82,7 +82,7 @@ def _curves_at(axis: Axes, left: float, right: float) -> list[tuple[float, float
 
 
 def _lowest_gap(size: float, height: float, taken: Sequence[tuple[float, float]]) -> float:
-    """The lowest foot at which `size` fits between the intervals `taken` below `height`; 0 if there is none."""
+    """Returns the lowest position at which `size` fits between the intervals `taken`, below `height`; else 0."""
     for foot in sorted([0.0, *(high for _, high in taken)]):
         free = all(high <= foot or low >= foot + size for low, high in taken)
         if 0 <= foot <= height - size and free:
@@ -91,9 +91,9 @@ def _lowest_gap(size: float, height: float, taken: Sequence[tuple[float, float]]
 
 
 def legend_beside(axis: Axes, names: Sequence[str] = (), **options: Any) -> float:
-    """A legend right of the axis, where no line goes, and of the `names` that stand there; none for a single line.
+    """Draws a legend right of the axis and of the `names` that are there; none for a single line.
 
-    Returns what both take of the margin, in inches.
+    Returns the width of both in inches.
     """
     beside = (LEADER + LETTER * max(map(len, names)) + 4) / 72 if names else 0.0
     handles, labels = axis.get_legend_handles_labels()
@@ -112,7 +112,7 @@ def legend_beside(axis: Axes, names: Sequence[str] = (), **options: Any) -> floa
 
 
 def legend_row(figure: Figure, *axes: Axes, **options: Any) -> None:
-    """The legends of `axes` as a row below the headline, for all panels of a figure of `grid`."""
+    """Draws the legends of `axes` as one row below the headline, for all panels of a figure of `grid`."""
     handles = [handle for axis in axes for handle in axis.get_legend_handles_labels()[0]]
     labels = [label for axis in axes for label in axis.get_legend_handles_labels()[1]]
     left = axes[0].get_position().x0
@@ -122,12 +122,12 @@ def legend_row(figure: Figure, *axes: Axes, **options: Any) -> None:
 
 
 def _longest(texts: Sequence[str]) -> int:
-    """Letters of the longest line of `texts`."""
+    """Returns the number of letters of the longest line in `texts`."""
     return max((len(line) for text in texts for line in text.splitlines()), default=0)
 
 
 def spread(places: Sequence[float], least: float) -> Any:
-    """Rising places moved as little as may be (least squares) so that neighbours are `least` apart, within 0..1."""
+    """Returns increasing positions, moved as little as possible (least squares) to be `least` apart, within 0..1."""
     steps = least * np.arange(len(places))
     if not len(places):
         return steps

@@ -1,4 +1,4 @@
-"""The colours and dashes of every picture, static or interactive."""
+"""The colours and dashes of every figure, static or interactive."""
 
 from __future__ import annotations
 

@@ -49,22 +49,22 @@ STYLE: Any = {
     "svg.hashsalt": "stagelens",  # the same figure is the same file
 }
 THEORY: Any = {"color": "black", "ls": (0, (4, 2)), "lw": 1.1}  # a curve
-LEVEL: Any = {"color": "0.45", "ls": (0, (4, 2)), "lw": 0.8}  # where a series rests
-TIME: Any = {"color": "0.3", "ls": ":", "lw": 1.1}  # when something happens
+LEVEL: Any = {"color": "0.45", "ls": (0, (4, 2)), "lw": 0.8}  # the level of a plateau
+TIME: Any = {"color": "0.3", "ls": ":", "lw": 1.1}  # the time of a transition
 
 MOST_LETTERS = 200  # of one text
-NOT_XML = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\ufffe\uffff]")  # a name may hold them, a picture may not
+NOT_XML = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\ufffe\uffff]")  # characters that an svg file may not contain
 
 
 @contextmanager
 def styled() -> Iterator[None]:
-    """One style for every figure."""
+    """Applies the style of all figures inside a `with` block."""
     with matplotlib.rc_context(STYLE):
         yield
 
 
 def line_style(index: int) -> dict[str, Any]:
-    """Colour and dash of the line number `index`: neighbours differ in both, so that grayscale is enough."""
+    """Returns colour and dash of the line number `index`; neighbours differ in both, for grayscale."""
     return {"color": COLOURS[index % len(COLOURS)], "ls": DASHES[index % len(DASHES)]}
 
 
@@ -75,10 +75,10 @@ def grid(
     margin: tuple[float, float, float, float],
     **sharing: bool | str,
 ) -> tuple[Figure, Any]:
-    """A figure and its axes [row, column], in inches: panel and gap (width, height), margin (left, right, top, bottom).
+    """Returns a figure and its axes [row, column]; panel and gap (width, height), margin (left, right, top, bottom).
 
-    The sizes of what stands around a panel are known beforehand, so no layout engine is needed: that would take longer
-    than drawing the figure. `sharing` is `sharex` or `sharey`: True, or `row` or `col`.
+    All sizes are in inches and known beforehand, so no layout engine is needed: it would take longer than drawing the
+    figure. `sharing` is `sharex` or `sharey`: True, or `row` or `col`.
     """
     (rows, columns), (left, right, top, bottom) = shape, margin
     width = left + columns * panel[0] + (columns - 1) * gap[0] + right
@@ -92,7 +92,7 @@ def grid(
 
 
 def make_room(figure: Figure, inches: float) -> None:
-    """Widens a figure of `grid` at its right, for what stands beside its axes; those keep their size."""
+    """Widens a figure of `grid` at its right, for what is next to its axes; the axes keep their size."""
     old = figure.get_figwidth()
     figure.set_figwidth(old + inches)
     for axis in figure.axes:
@@ -126,13 +126,13 @@ def headline(figure: Figure, text: str) -> None:
 
 
 def save(figure: Figure, path: Path) -> None:
-    """Writes `figure` as a png or svg file, as the ending of `path` says, whole or not at all.
+    """Writes `figure` as a png or svg file, by the ending of `path`, completely or not at all.
 
-    The canvas is asked directly: `savefig` would draw every figure once more beforehand, to no use here.
+    This calls the canvas directly, because `savefig` would draw every figure twice.
     """
     dpi = figure.dpi
     with styled(), writing(path) as aside, warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "Glyph .* missing", UserWarning)  # it would show a stranger's letters raw
+        warnings.filterwarnings("ignore", "Glyph .* missing", UserWarning)  # the warning would print untrusted letters
         _clip_texts(figure)
         _lay_out(figure)
         if path.suffix.lower() == ".svg":
@@ -144,14 +144,14 @@ def save(figure: Figure, path: Path) -> None:
 
 
 def _clip_texts(figure: Figure) -> None:
-    """Shortens what no picture has room for: a stranger's name of a million letters would take minutes to draw."""
+    """Shortens long texts: an untrusted name of a million letters would take minutes to draw."""
     for text in figure.findobj(Text):
         if len(words := text.get_text()) > MOST_LETTERS:
             text.set_text(f"{words[: MOST_LETTERS - 1]}…")
 
 
 def _lay_out(figure: Figure) -> None:
-    """Places the panels once and for all: the layout takes longer than the drawing, and would be made for each file."""
+    """Lays out the panels once, because the layout takes longer than drawing and would be repeated for each file."""
     engine = figure.get_layout_engine()
     if engine is not None:
         engine.execute(figure)

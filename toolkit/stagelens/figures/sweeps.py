@@ -1,4 +1,4 @@
-"""The pictures of a sweep: what was measured over the grid, the law through it, and what the law leaves over."""
+"""The figures of a sweep: the metric over the grid, the power-law fit, and its residuals."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ if TYPE_CHECKING:
 MOST_LINES = 8  # combinations of the other keys that are drawn apart
 MOST_TICKS = 5
 MARKERS = "osD^vP*X"
-CENSORED: Any = {"marker": 10, "mfc": "none", "mec": "0.35", "ls": "none", "ms": 8}  # a caret: it lies above
+CENSORED: Any = {"marker": 10, "mfc": "none", "mec": "0.35", "ls": "none", "ms": 8}  # a caret: the value is larger
 
 
 def write_sweep_figures(swept: Sweep, folder: Path) -> None:
-    """Draws the sweep's pictures into `folder` as png and svg; those of an earlier law are taken away."""
+    """Draws the figures of a sweep into `folder` as png and svg, and removes those of an earlier fit."""
     for old in folder.glob("*.*"):
         old.unlink()
     if not any(row[swept.measures[0]] is not None for row in swept.done):
@@ -40,7 +40,7 @@ def write_sweep_figures(swept: Sweep, folder: Path) -> None:
 
 
 def measure_figure(swept: Sweep) -> Figure:
-    """The first measure over the first key; a line for each combination of the others, a dot for each seed."""
+    """Draws the first metric over the first key: a line for each combination of the others, a dot for each seed."""
     measure, (first, *others) = swept.measures[0], swept.plan.grid.keys
     rows = [row for row in swept.done if row[measure] is not None]
     figure = Figure(figsize=(5.4, 3.4))
@@ -53,8 +53,8 @@ def measure_figure(swept: Sweep) -> Figure:
     if len(groups) > MOST_LINES:
         axis.set_title(f"the first {MOST_LINES} of {len(groups)} combinations of {', '.join(others)}", loc="left")
     if _numeric(rows, first):
-        _log_where_wide(axis, "x", [row[first] for row in rows])
-    _log_where_wide(axis, "y", [row[measure] for row in rows])
+        _log_if_wide(axis, "x", [row[first] for row in rows])
+    _log_if_wide(axis, "y", [row[measure] for row in rows])
     axis.set(xlabel=first, ylabel=measure)
     if any(row["censored"] for row in rows):
         axis.plot([], [], label="never reached (censored)", **CENSORED)
@@ -64,7 +64,7 @@ def measure_figure(swept: Sweep) -> Figure:
 
 
 def law_figure(swept: Sweep, law: Law) -> Figure:
-    """A panel for each exponent: the measure, divided by the other columns' powers, over its own column."""
+    """Draws a panel for each exponent: the metric, divided by the powers of the other columns, over its own column."""
     figure = Figure(figsize=(1.0 + 2.9 * len(law.exponents), 3.1))
     axes = figure.subplots(1, len(law.exponents), squeeze=False)[0]
     values, censored, columns = _measured(swept)
@@ -90,7 +90,7 @@ def law_figure(swept: Sweep, law: Law) -> Figure:
 
 
 def residual_figure(swept: Sweep, law: Law) -> Figure:
-    """log(measured / law) over what the law says, in the colour of the first column's value."""
+    """Draws log(measured / fit) over the fitted value, coloured by the first column."""
     _, censored, columns = _measured(swept)
     fitted = law.predict(columns)
     figure = Figure(figsize=(5.0, 3.0))
@@ -102,8 +102,8 @@ def residual_figure(swept: Sweep, law: Law) -> Figure:
         label = f"{name} = {value:g}" if len(kinds) <= MOST_LINES else None
         axis.plot(fitted[here], law.residuals[here], ls="none", ms=4.5, label=label, **style)
     axis.axhline(0, **THEORY)
-    axis.set(xscale="log", xlabel=f"{swept.measures[0]}, as the law says", ylabel="log (measured / law)")
-    axis.set_title(f"{swept.plan.kind.id}: what the law leaves over, {_quality(law)}", loc="left")
+    axis.set(xscale="log", xlabel=f"{swept.measures[0]}, fitted", ylabel="log (measured / fitted)")
+    axis.set_title(f"{swept.plan.kind.id}: residuals of the power-law fit, {_quality(law)}", loc="left")
     if len(kinds) <= MOST_LINES:
         axis.legend()
     return figure
@@ -114,7 +114,7 @@ def _quality(law: Law) -> str:
 
 
 def _measured(swept: Sweep) -> tuple[Any, Any, dict[str, Any]]:
-    """values [point], censored [point] and the law's columns, over the points that have a value."""
+    """Returns values [point], censored [point] and the columns of the fit, over the grid points with a value."""
     rows = swept.measured
     values = np.array([row[swept.measures[0]] for row in rows])
     censored = np.array([row["censored"] for row in rows])
@@ -122,7 +122,7 @@ def _measured(swept: Sweep) -> tuple[Any, Any, dict[str, Any]]:
 
 
 def _draw_group(axis: Axes, rows: Sequence[dict[str, Any]], key: str, measure: str, look: Any, label: str) -> None:
-    """The seeds as dots, or as carets where they are censored; the line of their means leaves out where one is."""
+    """Draws the seeds as dots, censored ones as carets; the line of means has a gap if a seed is censored."""
     places = list(dict.fromkeys(row[key] for row in rows))
     if _numeric(rows, key):
         places.sort()
@@ -148,13 +148,13 @@ def _is_number(value: Any) -> bool:
 
 
 def _ticks_at(axis: Axes, values: Any) -> None:
-    """The ticks of a log x axis where the points are, if they are few; numbers between the decades would overlap."""
+    """Sets the ticks of a log x axis to the points, if they are few; labels of minor ticks would overlap."""
     axis.xaxis.set_minor_formatter(NullFormatter())
     if len(values) <= MOST_TICKS:
         axis.set_xticks(values, [f"{value:g}" for value in values])
 
 
-def _log_where_wide(axis: Axes, which: str, values: Sequence[float]) -> None:
-    """A log scale where the values span more than a factor of four."""
+def _log_if_wide(axis: Axes, which: str, values: Sequence[float]) -> None:
+    """Uses a log scale if the values span more than a factor of four."""
     if min(values) > 0 and max(values) > 4 * min(values):
         axis.set(**{f"{which}scale": "log"})

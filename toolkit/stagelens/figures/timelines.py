@@ -1,4 +1,4 @@
-"""Figures of a run's timeline: the loss with its stages and theory, heads over groups, and every probe."""
+"""Figures of a run's timeline: the loss with stages and predictions, heads over groups, and every probe."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 MASS = "head_specialization/mass"
 UNITS = {"kl_to_references/kl": "KL to reference, nats"}
-MOST_LINES = 24  # a reading of more lines is no use in a small panel
+MOST_LINES = 24  # a reading with more lines is unreadable in a small panel
 MOST_IN_SMALL_LEGEND = 4
 MOST_ROWS = 2  # of a small legend
 SMALL_HANDLE, SMALL_LETTER = 23.0, 3.9  # points that an entry and each of its letters take there
@@ -39,7 +39,7 @@ WIDE_TITLE = 44  # letters over a small panel
 
 
 def loss_figure(run: Run) -> Figure | None:
-    """The metric with its stages and theory; below it the excess, the KL to the references and what theory is about."""
+    """Draws the metric with stages and predictions; below it excess, KL to the references, other predicted series."""
     predictions = predictions_of(run)
     wanted = [run.manifest.metric, "loss", "excess", "kl_to_references/kl", *(p.series for p in predictions)]
     panels = [name for name in dict.fromkeys(wanted) if name in run.timeline]
@@ -69,7 +69,7 @@ def loss_figure(run: Run) -> Figure | None:
 
 
 def specialization_figure(run: Run) -> Figure | None:
-    """Each head's attention mass over the groups (or lags) through training, one panel per head, one row per layer."""
+    """Draws each head's attention mass on the groups (or lags) over training, one panel per head, one row per layer."""
     if MASS not in run.timeline:
         return None
     column, values = run.timeline.column(MASS), run.timeline.series(MASS)  # [step, layer, head, group]
@@ -97,12 +97,12 @@ def specialization_figure(run: Run) -> Figure | None:
         lowest.set_xlabel(x_label(run))
     if n_groups <= MOST_IN_LEGEND:
         _legend_with_phases(figure, axes[0, 0], run, column.dims[-1])
-    headline(figure, f"{title_of(run)}: where each head looks")
+    headline(figure, f"{title_of(run)}: what each head attends to")
     return figure
 
 
 def probes_figure(run: Run) -> Figure | None:
-    """One small panel per reading of every probe; lines are heads, layers or whatever its dims are."""
+    """Draws one small panel per reading of every probe; its lines are heads, layers or the elements of other dims."""
     alone = [name for name in run.timeline if not is_companion(name, run.timeline)]
     names = [name for name in alone if "/" in name and name != MASS and _lines(run, name) <= MOST_LINES]
     if not names:
@@ -132,7 +132,7 @@ def _draw_chance(axis: Axes, run: Run, name: str) -> None:
 
 
 def _head_panel(axis: Axes, name: str, dims: Sequence[str], sizes: Sequence[int]) -> None:
-    """The name of a small panel and, below it, what its lines are: a legend of a few, else the dims they go along."""
+    """Writes the name of a small panel and, below it, a legend of a few lines, else the dims of the lines."""
     handles, labels = axis.get_legend_handles_labels()
     along = [dim for dim, size in zip(dims, sizes, strict=True) if size > 1]
     columns = max(1, int(size_in_points(axis)[0] // (SMALL_HANDLE + SMALL_LETTER * max(map(len, labels), default=0))))
@@ -165,7 +165,7 @@ def _draw_masses(axis: Axes, steps: Any, masses: Any, names: Sequence[Any]) -> N
 
 
 def _legend_with_phases(figure: Figure, axis: Axes, run: Run, title: str) -> None:
-    """The groups' lines, and below them the greys of the phases that occur."""
+    """Draws a legend of the groups and, below them, the greys of the phases that occur."""
     from matplotlib.patches import Patch
 
     from stagelens.figures.drawing import GREYS

@@ -1,4 +1,4 @@
-"""Drawing all figures of a run into its folder."""
+"""Writes all figures of a run."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from matplotlib.figure import Figure
 
-from stagelens.base import EnvironmentFault, noting
+from stagelens.base import make_folder, noting
 from stagelens.figures.attention import attention_figure
 from stagelens.figures.style import save, styled
 from stagelens.figures.timelines import loss_figure, probes_figure, specialization_figure
@@ -26,12 +26,9 @@ OURS: dict[str, Callable[[Run], Figure | None]] = {
 
 
 def write_figures(run: Run, folder: Path | None = None) -> list[Path]:
-    """Draws all figures of `run` as png and svg (default: into its own folder of them), and returns the png files."""
+    """Writes all figures of `run` as png and svg and returns the png files. Default: into the run's directory."""
     folder = folder or run.folder / FOLDER
-    try:
-        folder.mkdir(exist_ok=True)
-    except OSError as error:
-        raise EnvironmentFault(f"cannot make {folder}: {error.strerror or error}; write elsewhere with -o") from None
+    make_folder(folder, "write elsewhere with -o", parents=False)
     files = []
     for name, figure in figures_of(run).items():
         with noting(run.noted, f"figure {name!r}", *_blamed(run, name)):
@@ -42,7 +39,7 @@ def write_figures(run: Run, folder: Path | None = None) -> list[Path]:
 
 
 def figures_of(run: Run) -> dict[str, Figure]:
-    """Every figure that the run's timeline can fill, by name; those of its task only while its plugin is there.
+    """Returns the figures of the run by name; those of its task only if its plugin is installed.
 
     A figure that raises is left out, and noted in `run.noted`.
     """
@@ -61,6 +58,6 @@ def figures_of(run: Run) -> dict[str, Figure]:
 
 
 def _blamed(run: Run, name: str) -> tuple[Any, ...]:
-    """Whose fault it is if the figure `name` cannot be written: one of the task's own was returned by `figures`."""
+    """Returns whose code made the figure `name`: the task and its `figures`, or nothing for one of ours."""
     experiment = run.known_experiment
     return () if name in OURS or experiment is None else (experiment, experiment.figures)

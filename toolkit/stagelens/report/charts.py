@@ -1,13 +1,13 @@
-"""Charts: the data behind the interactive pictures of a page. `templates/chart.js` draws them.
+"""Charts: the data of the interactive figures in an HTML report. `templates/chart.js` draws them.
 
 A chart is a plain dict:
 
-    alignments  [{name, label, problem}]   the axes to choose from; `problem` says why one cannot be had
-    axes        {key: {alignment: [x]}}    places of the points, shared by all traces with that key
+    alignments  [{name, label, problem}]   the axes to choose from; `problem` says why one is impossible
+    axes        {key: {alignment: [x]}}    positions of the points, shared by all traces with that key
     series      [{name, title, labels, traces, levels}]
-    log         whether steps are better seen on a log axis
+    log         True if steps are drawn on a log axis
     marks       {alignment: [{start, end, at, name}]}   transitions, drawn behind everything
-    times       {alignment: [{at, name, series}]}       theory's times; beyond the run only on axes that go on there
+    times       {alignment: [{at, name, series}]}       predicted times; after the end of the run only on unbounded axes
     events      {alignment: [{at, what, series}]}       the probes' events
 
 A trace is `{name, axis, y, colour, dash, step, low, high, faint, theory}`; `y`, `low`, `high` are lists, or dicts of
@@ -38,7 +38,7 @@ Chart = dict[str, Any]
 
 
 def run_chart(run: Run, predictions: Sequence[Prediction] = ()) -> Chart | None:
-    """Every series of `run` with its stages, events and what theory says; None where nothing was measured yet."""
+    """Returns every series of `run` with stages, events and predictions; None if nothing was measured yet."""
     if not len(run.timeline.steps):
         return None
     member = Member.of(run, None, 1)
@@ -74,7 +74,7 @@ def run_chart(run: Run, predictions: Sequence[Prediction] = ()) -> Chart | None:
 
 
 def comparison_chart(comparison: AlignedRuns) -> Chart:
-    """The curves of `comparison` on every axis that its runs can be put on."""
+    """Returns the curves of `comparison` on every axis that is possible for all of its runs."""
     members = [member for group in comparison.groups for member in group.members]
     _, alignments = _axes(members, {name: comparison.x_label_by(name) for name in ALIGNMENTS})
     possible = [a["name"] for a in alignments if not a["problem"]]
@@ -99,7 +99,7 @@ def comparison_chart(comparison: AlignedRuns) -> Chart:
 
 
 def _axes(members: Sequence[Member], labels: dict[str, str]) -> tuple[list[dict[str, Any]], list[dict[str, str]]]:
-    """Each member's steps on every axis, and the axes; one that a member cannot be put on carries the reason."""
+    """Returns the steps of each member on every axis, and the axes; `problem` is the reason if one is impossible."""
     axes: list[dict[str, Any]] = [{} for _ in members]
     alignments = []
     for name, label in ALIGNMENTS.items():
@@ -146,7 +146,7 @@ def _theory_trace(prediction: Prediction, run: Run) -> dict[str, Any]:
 
 
 def _by_alignment(drawn: dict[str, Curve]) -> dict[str, Any]:
-    """The middle of each curve by alignment, and with more than one seed its spread."""
+    """Returns the mean of each curve by alignment and, with more than one seed, its spread."""
     found: dict[str, Any] = {"y": _once({name: _rounded(curve.middle) for name, curve in drawn.items()})}
     if any(len(curve.seeds) > 1 and not curve.series.labels for curve in drawn.values()):
         found["low"] = _once({name: _rounded(curve.low) for name, curve in drawn.items()})
@@ -155,7 +155,7 @@ def _by_alignment(drawn: dict[str, Curve]) -> dict[str, Any]:
 
 
 def _axis(axes: dict[str, Any], places: dict[str, Any]) -> str:
-    """The key of `places` (by alignment) in `axes`; most curves of a comparison share theirs."""
+    """Returns the key of `places` (by alignment) in `axes`. Most curves of a comparison share one."""
     rounded = {name: _rounded(x) for name, x in places.items()}
     known = next((key for key, axis in axes.items() if axis == rounded), str(len(axes)))
     axes.setdefault(known, rounded)
@@ -163,7 +163,7 @@ def _axis(axes: dict[str, Any], places: dict[str, Any]) -> str:
 
 
 def _once(values: dict[str, list[float | None]]) -> Any:
-    """`values` by alignment, or one list if they are the same on every axis."""
+    """Returns `values` by alignment, or one list if they are the same on every axis."""
     first, *others = values.values()
     return first if all(other == first for other in others) else values
 
@@ -184,13 +184,13 @@ def _look(index: int) -> dict[str, Any]:
 
 
 def _ordered(run: Run) -> list[str]:
-    """The run's series, its metric first."""
+    """Returns the series of the run, its metric first."""
     metric = run.manifest.metric
     names = [name for name in run.timeline if not is_companion(name, run.timeline)]
     return sorted(names, key=lambda name: name != metric)
 
 
 def _rounded(values: Any) -> list[float | None]:
-    """Six digits are more than a screen shows, and keep the page small."""
+    """Returns `values` with six digits, which keeps the file small; None for nan and infinity."""
     numbers: list[float] = np.asarray(values, dtype=np.float64).tolist()
     return [float(f"{number:.6g}") if math.isfinite(number) else None for number in numbers]

@@ -16,22 +16,22 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Comparison(AlignedRuns):
-    """Runs side by side: `table`, `curves`, `figure()`, `to_html()` and `save(path)`."""
+    """Runs on a common axis: `table`, `curves`, `figure()`, `to_html()` and `save(path)`."""
 
     def figure(self) -> Figure:
-        """The figure, one panel per series."""
+        """Returns the figure, one panel per series."""
         from stagelens.figures import comparison_figure
 
         return comparison_figure(self)
 
     def to_html(self) -> str:
-        """One self-contained HTML page in which series and alignment can be switched."""
+        """Returns one self-contained HTML page in which series and alignment can be switched."""
         from stagelens.report.pages import comparison_page
 
         return comparison_page(self)
 
     def save(self, path: str | Path) -> Path:
-        """Writes a png, svg, html, csv or json file, as the ending says, whole or not at all."""
+        """Writes a png, svg, html, csv or json file, by its ending, completely or not at all."""
         path = Path(path)
         check_suffix(path)
         if not path.parent.is_dir():
@@ -48,20 +48,25 @@ def compare(
     relative: bool = False,
     folder: str | Path | None = None,
 ) -> Comparison:
-    """Puts `runs` (names, paths, `Run`s or `Timeline`s) on a common axis.
+    """Puts runs on a common axis.
 
         sl.compare(["markov-seed0", "markov-seed1"], probes=["attention_sparsity/entropy"], align="stage").save("x.png")
 
-    Runs that differ in nothing but the seed become one group with a mean and a spread. `probes` are series, or probes
-    for all of their series, or "all" (default: the metric the runs share). `align` is step, fraction, loss or stage.
-    `folder` is where names are looked for (default: the runs folder).
+    Runs that differ only in the seed become one group with a mean and a spread.
+
+    Args:
+        runs: Names, paths, `Run`s or `Timeline`s.
+        probes: Series, or probes for all of their series, or "all". Default: the metric that the runs share.
+        align: The common axis: step, fraction, loss or stage.
+        relative: Rescale each curve to its own range, for losses of different tasks.
+        folder: The runs directory in which names are looked up.
     """
     aligned = align_runs(runs, probes, align, relative=relative, folder=folder)
     return Comparison(aligned.groups, aligned.series, aligned.align, aligned.relative)
 
 
 def check_suffix(path: Path) -> None:
-    """An error unless the ending of `path` is one that `save` can write."""
+    """Raises an error unless `save` can write a file with the ending of `path`."""
     if path.suffix.lower() not in _WRITERS:
         endings = ", ".join(_WRITERS)
         raise UsageError(f"cannot write {str(path)!r}: its ending is {path.suffix or 'missing'!r}, expected {endings}")

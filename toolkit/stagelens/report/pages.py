@@ -1,8 +1,8 @@
-"""Pages: the report of a run, of several runs, and of a comparison, each one self-contained html file.
+"""HTML reports: of a run, of several runs, and of a comparison, each one self-contained file.
 
-A page asks nothing of the network: plotly's script and all pictures are inside it, and its Content-Security-Policy
-forbids the rest: of scripts, all but these two, which it names by their hashes. Every text is escaped by the template
-engine, inside the charts' data too.
+A report loads nothing from the network: plotly's script and all figures are inside it. Its Content-Security-Policy
+forbids everything else, and allows two scripts by their hashes. The template engine escapes every text, also in the
+data of the charts.
 """
 
 from __future__ import annotations
@@ -27,18 +27,17 @@ if TYPE_CHECKING:
 FILE = "report.html"
 CAPTIONS = {
     "loss": "The metric, its stages (grey bands) and theory (dashed)",
-    "specialization": "Where each head looks",
+    "specialization": "What each head attends to",
     "probes": "Every probe",
     "attention": "Attention at the ends of the stages",
 }
 
 
 def write_report(run: Run, path: Path | None = None, claims: Sequence[dict[str, Any]] | None = None) -> Path:
-    """Writes the page of `run`: with its figures into its folder, or alone to `path`. Returns the page's path.
+    """Writes the HTML report of `run` and returns its path: in the run's directory with its figures, or at `path`.
 
-    What the plugin's code cannot draw is left out; `run.noted` says why.
-
-    `claims` are results as `stagelens verify --json` prints them; None: those of the run's plugin as last verified.
+    A figure whose code in the plugin fails is left out; `run.noted` says why. `claims` are results as
+    `stagelens verify --json` prints them. Default: those of the run's plugin as last verified.
     """
     from stagelens.figures import write_figures
 
@@ -48,13 +47,13 @@ def write_report(run: Run, path: Path | None = None, claims: Sequence[dict[str, 
         path = run.folder / FILE
         write_text(path, report_page(run, write_figures(run), claims))
     else:
-        with TemporaryDirectory(prefix="stagelens-") as aside:  # the run may be one that can only be read
+        with TemporaryDirectory(prefix="stagelens-") as aside:  # the directory of the run may be read-only
             write_text(path, report_page(run, write_figures(run, Path(aside)), claims))
     return path
 
 
 def write_comparison(runs: Sequence[Run], path: Path | None = None) -> Path:
-    """Writes one page of several runs (default: beside the first one's folder). Returns its path."""
+    """Writes one HTML report of several runs and returns its path. Default: next to the directory of the first."""
     from stagelens.comparing import align_runs
 
     path = path or runs[0].folder.parent / FILE
@@ -63,7 +62,7 @@ def write_comparison(runs: Sequence[Run], path: Path | None = None) -> Path:
 
 
 def report_page(run: Run, figures: Sequence[Path] = (), claims: Sequence[dict[str, Any]] = ()) -> str:
-    """The page of one run, with `figures` (png files) inside."""
+    """Returns the HTML report of one run, with `figures` (png files) inside."""
     from stagelens.figures import predictions_of
     from stagelens.report.charts import run_chart
 
@@ -74,21 +73,21 @@ def report_page(run: Run, figures: Sequence[Path] = (), claims: Sequence[dict[st
 
 
 def comparison_page(comparison: AlignedRuns) -> str:
-    """The page of a comparison: its chart and its table."""
+    """Returns the HTML page of a comparison: its chart and its table."""
     return _render("comparison.html.j2", title="comparison", sections=[], **_compared(comparison))
 
 
 def runs_page(runs: Sequence[Run], comparison: AlignedRuns, path: Path) -> str:
-    """One page of several runs, to be written at `path`: their comparison, and a section for each.
+    """Returns one HTML report of several runs, to be written at `path`: their comparison, and a section for each.
 
-    The table shows what `comparison` does; the chart lets every series be chosen that the runs share.
+    The table shows the series of `comparison`; the chart offers every series that the runs share.
     """
     from stagelens.comparing import EVERY, align_runs
     from stagelens.report.charts import comparison_chart
 
     sections = [_section(run, _drawn(run)) for run in runs]
     for run, section in zip(runs, sections, strict=True):
-        section["link"] = _link(run.folder / FILE, path.parent) if (run.folder / FILE).exists() else ""
+        section["link"] = _link(run.folder / FILE, path.parent)
     values = _compared(comparison) | {"chart": comparison_chart(align_runs(runs, EVERY))}
     return _render("comparison.html.j2", title=f"{len(runs)} runs", sections=sections, **values)
 
@@ -106,7 +105,7 @@ def _compared(comparison: AlignedRuns) -> dict[str, Any]:
 
 
 def _section(run: Run, figures: Sequence[Path], claims: Sequence[dict[str, Any]] = ()) -> dict[str, Any]:
-    """What the page says about one run."""
+    """Returns the values of the section about one run."""
     return {
         "run": run,
         "summary": run.summary(),
@@ -116,7 +115,7 @@ def _section(run: Run, figures: Sequence[Path], claims: Sequence[dict[str, Any]]
 
 
 def _drawn(run: Run) -> list[Path]:
-    """The figures that the run has, as it was last drawn."""
+    """Returns the figures in the run's directory, in the order of `CAPTIONS`."""
     order = list(CAPTIONS)
     files = [own(run.folder, "figures", path.name) for path in sorted(run.folder.glob("figures/*.png"))]
     return sorted(files, key=lambda file: order.index(file.stem) if file.stem in order else len(order))
@@ -129,7 +128,7 @@ def _render(template: str, **values: Any) -> str:
 
 @cache
 def _scripts() -> dict[str, str]:
-    """The scripts of a page with a chart, by the hash that its policy lets them run by."""
+    """Returns the scripts of a page with a chart, by the hash in its Content-Security-Policy."""
     from plotly.offline import get_plotlyjs
 
     environment = _environment()
@@ -155,7 +154,7 @@ def _environment() -> Environment:
 
 
 def _number(value: Any) -> Any:
-    """A value as a person wants to read it."""
+    """Returns a value as people read it: five digits of a float, yes or no, commas between the items of a list."""
     if value is None:
         return ""
     if isinstance(value, bool):
@@ -172,7 +171,7 @@ def _inlined(path: Path) -> str:
 
 
 def _link(file: Path, folder: Path) -> str:
-    """The address of `file` from a page in `folder`; empty where it is not there."""
+    """Returns the link to `file` from a page in `folder`; empty if there is no such file."""
     import os
     from urllib.parse import quote
 

@@ -1,12 +1,22 @@
 from .checkpoint import check_size as check_size
 from .commands import run_call as run_call, run_command as run_command
 from .defects import defect_of as defect_of, defects_in as defects_in
-from .lock import held as held
+from .folders import (
+    POINTS as POINTS,
+    SWEEP_FILE as SWEEP_FILE,
+    SWEEPS as SWEEPS,
+    catalogue as catalogue,
+    load as load,
+    points_of as points_of,
+    runs_folder as runs_folder,
+)
+from .lock import LOCK as LOCK, held as held, is_being_written as is_being_written
 from .manifest import (
     DETECTOR as DETECTOR,
     FILE as FILE,
     VECTORIZED as VECTORIZED,
     Manifest as Manifest,
+    Status as Status,
     load_manifest as load_manifest,
     this_process as this_process,
     versions as versions,
@@ -18,14 +28,5 @@ from .placing import (
     replacing as replacing,
     taken_up as taken_up,
 )
-from .run import (
-    POINTS as POINTS,
-    SWEEP_FILE as SWEEP_FILE,
-    SWEEPS as SWEEPS,
-    Run as Run,
-    catalogue as catalogue,
-    load as load,
-    points_of as points_of,
-    runs_folder as runs_folder,
-)
+from .run import Run as Run
 from .store import Store as Store, read_measurements as read_measurements

@@ -1,4 +1,4 @@
-"""Holding a run: it has one writer at a time, and what a killed one had put aside is removed by the next."""
+"""The lock of a run: a run has one writer at a time."""
 
 from __future__ import annotations
 
@@ -10,14 +10,15 @@ from filelock import FileLock, Timeout
 
 from stagelens.base import EnvironmentFault, StagelensError, UsageError, check_own
 from stagelens.runs.manifest import FILE, load_manifest
-from stagelens.runs.run import LOCK
+
+LOCK = "run.lock"
 
 
 @contextmanager
 def held(folder: Path) -> Iterator[None]:
-    """Makes this the one writer of the run, until the block or the process ends; what a dead one left aside goes."""
+    """Makes this process the only writer of the run during the block, and removes what killed writers left behind."""
     check_own(folder)  # nothing is written through a link that leads out of the runs
-    lock = FileLock(folder / LOCK, timeout=1, poll_interval=0.01)  # a reader holds it for a moment to see who is there
+    lock = FileLock(folder / LOCK, timeout=1, poll_interval=0.01)  # `is_being_written` holds it for a moment
     try:
         lock.acquire()
     except Timeout:
@@ -38,10 +39,25 @@ def held(folder: Path) -> Iterator[None]:
         lock.release()
 
 
-def _tidy(folder: Path) -> None:
-    """Removes what writers before this one had put aside when they were killed.
+def is_being_written(folder: Path) -> bool:
+    """Returns whether a living process holds the run's lock."""
+    lock = folder / LOCK
+    if not lock.exists():
+        return False
+    try:
+        with FileLock(lock, timeout=0):
+            return False
+    except Timeout:
+        return True
+    except OSError:  # the directory is read-only, so nobody can be writing
+        return False
 
-    Manifest and checkpoints are theirs alone; a page or an export of another process may be on its way just now.
+
+def _tidy(folder: Path) -> None:
+    """Removes the unfinished files of killed writers.
+
+    Unfinished manifests and checkpoints are theirs alone. Another process may be writing a report or an export just
+    now, so other unfinished files are removed only if the run's last writer made them.
     """
     patterns = [f".{FILE}.*.part", "checkpoints/.*"]
     with suppress(StagelensError):

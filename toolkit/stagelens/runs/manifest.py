@@ -1,4 +1,4 @@
-"""The manifest of a run, `run.json`: what it is, how it was made, and how it stands."""
+"""The manifest of a run, `run.json`: what the run is, how it was made, and its status."""
 
 from __future__ import annotations
 
@@ -6,68 +6,117 @@ import importlib.metadata
 import os
 import platform
 import socket
-from collections.abc import Iterator
-from dataclasses import MISSING, asdict, dataclass, field, fields
+from dataclasses import asdict, field
 from functools import cache
 from pathlib import Path
-from typing import Any, get_type_hints
+from typing import Annotated, Any, Literal
 
-from stagelens.base import EnvironmentFault, UsageError, digest, fits, load_sealed, own, save_sealed
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
+from pydantic.dataclasses import dataclass
+
+from stagelens.base import EnvironmentFault, UsageError, digest, load_sealed, own, save_sealed
+from stagelens.experiments import first_error
 
 FILE = "run.json"
 FORMAT = 1
-DETECTOR = 6  # of `stages`; raised when the same curve may give other stages or names, so that kept ones are found anew
+DETECTOR = 6  # revision of `stages`; raised when a curve may give other stages or names, so that they are found again
 VECTORIZED = 2  # revision of the training of several seeds together; revision 1 is described in `defects`
-STATUSES = ("running", "finished", "interrupted", "failed")
-# What the rows of a manifest must have; they may have more.
-ROWS: dict[str, dict[str, Any]] = {
-    "stages": {"kind": str, "name": str, "start": float, "end": float, "level": float | None, "drop": float | None},
-    "predictions": {"name": str, "reference": str, **dict.fromkeys(("expected", "measured", "error"), float | None)},
-}
+MOST_INTEGER = 2**63 - 1
+STRICT = ConfigDict(strict=True, allow_inf_nan=False)
 
 
-@dataclass
+def _bounded(value: Any) -> Any:
+    if isinstance(value, int) and abs(value) > MOST_INTEGER:
+        raise ValueError(f"an integer should be at most {MOST_INTEGER}")
+    return value
+
+
+def _each(*kinds: type) -> AfterValidator:
+    """Checks the values of a dict, and stops at the first wrong one: an untrusted file may have millions of them."""
+
+    def check(values: dict[str, Any]) -> dict[str, Any]:
+        for key, value in values.items():
+            if type(_bounded(value)) not in kinds:
+                raise ValueError(f"{key[:40]!r} should be of type {kinds[-1].__name__}")
+        return values
+
+    return AfterValidator(check)
+
+
+Status = Literal["running", "finished", "interrupted", "failed"]
+Integer = Annotated[int, AfterValidator(_bounded)]
+Number = Annotated[int | float, AfterValidator(_bounded)]
+Texts = Annotated[list[str], Field(fail_fast=True)]
+Rows = Annotated[list[dict[str, Any]], Field(fail_fast=True)]
+NamedTexts = Annotated[dict[str, Any], _each(str)]
+NamedNumbers = Annotated[dict[str, Any], _each(int, float)]
+
+
+class StageRow(BaseModel):
+    """What a row of `Manifest.stages` must have; it may have more."""
+
+    model_config = STRICT | ConfigDict(extra="allow")
+    kind: str
+    name: str
+    start: Number
+    end: Number
+    level: Number | None = None
+    drop: Number | None = None
+
+
+class PredictionRow(BaseModel):
+    """What a row of `Manifest.predictions` must have; it may have more."""
+
+    model_config = STRICT | ConfigDict(extra="allow")
+    name: str
+    reference: str
+    expected: Number | None = None
+    measured: Number | None = None
+    error: Number | None = None
+
+
+@dataclass(config=STRICT | ConfigDict(extra="forbid"))
 class Manifest:
-    """`step` is the last step that was measured, `steps` the planned end (a time for flows)."""
+    """`step` is the last measured step, and `steps` the planned last one. Both are times if the run is a flow."""
 
     task: str
     plugin: str
     preset: str
     config: dict[str, Any]
-    seed: int
-    kind: str  # training | flow
-    steps: float
+    seed: Integer
+    kind: str  # training | flow | checkpoints
+    steps: Number
     metric: str = "loss"
-    stage_names: list[str] = field(default_factory=list)
+    stage_names: Texts = field(default_factory=list)
     device: str = "cpu"
-    threads: int = 1
-    status: str = "running"
-    step: float = 0
+    threads: Integer = 1
+    status: Status = "running"
+    step: Number = 0
     error: str = ""
-    seconds: float = 0.0
-    compile_seconds: float | None = None  # within `seconds`; None: not compiled
+    seconds: Number = 0.0
+    compile_seconds: Number | None = None  # within `seconds`; None: not compiled
     created: str = ""
     settings: dict[str, Any] = field(default_factory=dict)  # what differs from the preset
-    probes: list[str] = field(default_factory=list)
-    skipped: dict[str, str] = field(default_factory=dict)
-    problems: dict[str, str] = field(default_factory=dict)  # of probes
-    plugin_problems: dict[str, str] = field(default_factory=dict)  # of other plugin code, such as `figures()`
-    warnings: list[str] = field(default_factory=list)
-    phases: list[dict[str, Any]] = field(default_factory=list)
-    events: dict[str, float] = field(default_factory=dict)
-    predictions: list[dict[str, Any]] = field(default_factory=list)
-    stages: list[dict[str, Any]] | None = None  # of `metric`, as found when the run ended; None: not looked for
-    detector: int = DETECTOR  # that found them
-    versions: dict[str, str] = field(default_factory=dict)
-    process: int = 0
+    probes: Texts = field(default_factory=list)
+    skipped: NamedTexts = field(default_factory=dict)
+    problems: NamedTexts = field(default_factory=dict)  # of probes
+    plugin_problems: NamedTexts = field(default_factory=dict)  # of other plugin code, such as `figures()`
+    warnings: Texts = field(default_factory=list)
+    phases: Rows = field(default_factory=list)
+    events: NamedNumbers = field(default_factory=dict)
+    predictions: Rows = field(default_factory=list)
+    stages: Rows | None = None  # of `metric`, as found when the run ended; None: not looked for
+    detector: Integer = DETECTOR  # that found them
+    versions: NamedTexts = field(default_factory=dict)
+    process: Integer = 0
     host: str = ""
-    vectorized: int | None = None  # the revision that trained it with other seeds; 0: alone; None: 1, or alone
-    timeline: str = ""  # the digest of `timeline.sqlite` as the run ended; empty while it goes on
-    format: int = FORMAT
+    vectorized: Integer | None = None  # the revision that trained it with other seeds; 0: alone; None: 1, or alone
+    timeline: str = ""  # digest of `timeline.sqlite` at the end of the run; empty while the run is written
+    format: Integer = FORMAT
 
     @property
     def content(self) -> str:
-        """What the run's numbers follow from, as a digest: it marks the checkpoints as this run's."""
+        """A digest of all that decides the run's numbers. It marks the checkpoints as this run's."""
         return digest({"task": self.task, "config": self.config, "seed": self.seed})
 
     def save(self, folder: Path) -> None:
@@ -75,7 +124,7 @@ class Manifest:
 
 
 def load_manifest(folder: Path) -> Manifest:
-    """The manifest in `folder`, or an error that says why the folder is not a run."""
+    """Reads the manifest in `folder`; raises an error with the reason if the folder is not a run."""
     path = own(folder, FILE)
     try:
         values = load_sealed(path)
@@ -85,33 +134,16 @@ def load_manifest(folder: Path) -> Manifest:
         raise EnvironmentFault(f"{path} cannot be read ({_reason(error)}); restore it or delete the run") from None
     if values.get("format") != FORMAT:
         raise UsageError(f"{path} is not a manifest of format {FORMAT}; it was written by another program or version")
-    if (problem := next(_problems(values), None)) is not None:
-        raise EnvironmentFault(f"{path} is not a whole manifest ({problem}); restore it or delete the run")
-    return Manifest(**values)
-
-
-def _problems(values: dict[str, Any]) -> Iterator[str]:
-    """What is wrong with the values of a manifest."""
-    kinds, needed = _fields()
-    for name in (*needed, *values):
-        if name not in kinds:
-            yield f"{name[:40]!r} is no part of one"
-        elif name not in values:
-            yield f"{name!r} is missing"
-        elif not fits(values[name], kinds[name]):
-            yield f"{name!r} is {str(values[name])[:40]!r}, which it cannot be"
-    for name, keys in ROWS.items():
-        for row in values.get(name) or ():
-            yield from (f"{name!r} lacks a right {key!r}" for key, kind in keys.items() if not fits(row.get(key), kind))
-    if values.get("status", STATUSES[0]) not in STATUSES:
-        yield f"status {values['status']!r} is none of {', '.join(STATUSES)}"
-
-
-@cache
-def _fields() -> tuple[dict[str, Any], list[str]]:
-    """The fields of a manifest by name with their types, and those that it must have."""
-    given = [one.name for one in fields(Manifest) if one.default is MISSING and one.default_factory is MISSING]
-    return get_type_hints(Manifest), given
+    try:
+        manifest = Manifest(**values)
+        for kind, rows in ((StageRow, manifest.stages), (PredictionRow, manifest.predictions)):
+            for row in rows or ():
+                kind.model_validate(row)
+    except ValidationError as error:
+        key, given, message = first_error(error)
+        problem = f"{error.title} {key[:40]!r} is {given}: {message}"
+        raise EnvironmentFault(f"{path} is not a whole manifest ({problem}); restore it or delete the run") from None
+    return manifest
 
 
 def this_process() -> dict[str, Any]:

@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from stagelens.base import EnvironmentFault, StagelensError, UsageError, leads_into, safe_name
-from stagelens.runs.lock import held
+from stagelens.runs.folders import catalogue
+from stagelens.runs.lock import LOCK, held
 from stagelens.runs.manifest import FILE, Manifest, load_manifest
-from stagelens.runs.run import LOCK, catalogue
 from stagelens.runs.store import read_measurements
 
 REPLACED = ".replaced"  # the file in a run that was set aside, see `_mark`

@@ -10,7 +10,8 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from stagelens.base import UsageError
-from stagelens.stages.detect import AxisName, Stage, Stages, detect_stages
+from stagelens.stages.axis import AxisName
+from stagelens.stages.detect import Stage, Stages, detect_stages
 from stagelens.stages.pieces import Array
 
 

@@ -1,4 +1,4 @@
-"""Estimates: how long a sweep will take, from points that are finished, or from a short look at one of them."""
+"""Estimates of the time that a sweep takes: from finished grid points, or by timing the start of one."""
 
 from __future__ import annotations
 
@@ -13,25 +13,24 @@ from stagelens.experiments import Task
 from stagelens.runs import Manifest, load_manifest
 
 if TYPE_CHECKING:
-    from stagelens.experiments import Experiment, Schedule, Training
+    from stagelens.experiments import Experiment, Schedule, Trainer, Training
     from stagelens.sweeps.plan import SweepPlan
-    from stagelens.training import Trainer
 
-LOOK = 2.0  # seconds at most that a look at the steps, and one at the measurements, takes
-STEPS = 50  # steps or measurements at most in such a look
+LOOK = 2.0  # seconds at most of timing the steps, and of timing the measurements
+STEPS = 50  # steps or measurements at most that are timed
 
 
 @dataclass(frozen=True)
 class Estimate:
-    """`seconds` of the points that are missing, on all workers together, and what that is based on."""
+    """The time in `seconds` that all workers need for the missing grid points, and the basis of the estimate."""
 
     seconds: float
     basis: str
 
 
 def estimate(plan: SweepPlan, workers: int) -> Estimate:
-    """From the median of the finished points, else from a timed look at the middle one of the missing jobs."""
-    jobs = plan.jobs()  # of what is missing; a job holds the seeds that may be trained together
+    """Estimates from the median time of the finished grid points, else by timing the middle one of the missing jobs."""
+    jobs = plan.jobs()
     if not jobs:
         return Estimate(0.0, "nothing is missing")
     missing = sum(len(job.seeds) for job in jobs)
@@ -48,7 +47,7 @@ def estimate(plan: SweepPlan, workers: int) -> Estimate:
 
 
 def _share(manifest: Manifest, finished: Sequence[Manifest]) -> float:
-    """Seconds that one run took; of seeds that were trained together, each has an equal share of their time."""
+    """Returns the seconds that one run took. Seeds that were trained together share their time equally."""
     start = datetime.fromisoformat(manifest.created)
     end = start + timedelta(seconds=manifest.seconds)
     alike = [other for other in finished if (other.task, other.config) == (manifest.task, manifest.config)]
@@ -57,7 +56,7 @@ def _share(manifest: Manifest, finished: Sequence[Manifest]) -> float:
 
 
 def _look(experiments: Sequence[Experiment], plan: SweepPlan) -> float:
-    """Seconds that a job would take, from the first part of its runs."""
+    """Estimates the seconds that a job takes, by timing the first part of its runs."""
     first = experiments[0]
     if not isinstance(first, Task):
         return sum(map(_look_at_flow, experiments))
@@ -65,7 +64,7 @@ def _look(experiments: Sequence[Experiment], plan: SweepPlan) -> float:
 
 
 def _look_at_training(tasks: Sequence[Task], plan: SweepPlan) -> float:
-    """Its first steps and measurements, times how many of each there will be."""
+    """Times the first steps and measurements, and multiplies by how many there will be."""
     from stagelens.base import resolve_device, untouched_rng
     from stagelens.experiments import Training
     from stagelens.training import Stacked, why_not
@@ -81,21 +80,22 @@ def _look_at_training(tasks: Sequence[Task], plan: SweepPlan) -> float:
 
 
 def _measurements(schedule: Schedule, steps: int) -> float:
-    """How many measurements to expect. A loss that moves causes more of them, up to `refine` times the planned ones.
+    """Estimates the number of measurements.
 
-    Nobody knows yet how it moves, so the geometric mean of none and all of those is taken.
+    A changing loss causes up to `refine` times the planned number. How it changes is unknown before the run, so this
+    returns the geometric mean of both.
     """
     return float(min(steps + 1, len(schedule.planned(steps)) * schedule.refine**0.5))
 
 
 def _each_step(trainer: Trainer) -> float:
-    """Seconds of one training step."""
-    trainer.advance(0)  # what is made once
+    """Returns the seconds of one training step."""
+    trainer.advance(0)  # the first step also allocates
     return _timed(trainer.advance)
 
 
 def _each_measurement(training: Training, plan: SweepPlan) -> float:
-    """Seconds of one measurement with the probes of the sweep."""
+    """Returns the seconds of one measurement with the probes of the sweep."""
     from stagelens.experiments import eval_batch
     from stagelens.recording import Recorder
     from stagelens.training import probe_names
@@ -108,7 +108,7 @@ def _each_measurement(training: Training, plan: SweepPlan) -> float:
 
 
 def _timed(call: Callable[[int], Any]) -> float:
-    """Seconds of one call, averaged over at most `STEPS` calls and `LOOK` seconds."""
+    """Returns the seconds of one call, averaged over at most `STEPS` calls and `LOOK` seconds."""
     started, step = time.monotonic(), 0
     while step < STEPS and time.monotonic() - started < LOOK:
         step += 1
@@ -117,7 +117,7 @@ def _timed(call: Callable[[int], Any]) -> float:
 
 
 def _look_at_flow(flow: Experiment) -> float:
-    """The part of its time that is integrated within `LOOK` seconds."""
+    """Estimates the seconds of a flow from the part that is integrated within `LOOK` seconds."""
     from stagelens.experiments import Flow, integrate
 
     assert isinstance(flow, Flow)

@@ -1,4 +1,4 @@
-"""Grids: the points of a sweep, from lists, ranges, paired keys or a yaml file."""
+"""Grids: the settings of a sweep, from lists, ranges, paired keys or a yaml file."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ from stagelens.experiments import Config, text_of
 
 SYNTAX = "give k=a,b,c, k=first:last:step, k=log:first:last:count, k1,k2=a:b,c:d, or a yaml file"
 YAML = (".yaml", ".yml")
-MOST_VALUES = 1_000_000  # of one key; a longer range is a slip of the finger
+MOST_VALUES = 1_000_000  # of one key; a longer range is a typing error
 
 Settings = dict[str, str]  # key -> value, as `--set` takes them
 
 
 @dataclass(frozen=True)
 class Axis:
-    """Keys that move together, and the values that they take: `rows` [value, key], as text."""
+    """Keys that change together, and their values as texts: `rows` [value, key]."""
 
     keys: tuple[str, ...]
     rows: tuple[tuple[str, ...], ...]
 
 
 class Grid:
-    """The product of axes. `grid.size` points; iterating gives the settings of each, the last axis fastest."""
+    """The product of axes: `size` settings. Iterating yields the settings of each, the last axis fastest."""
 
     def __init__(self, axes: Sequence[Axis]) -> None:
         keys = [key for axis in axes for key in axis.keys]
@@ -53,7 +53,7 @@ class Grid:
 
 
 def make_grid(given: Any, kind: type[Config]) -> Grid:
-    """A grid over the keys of the config `kind`.
+    """Returns a grid over the keys of the config `kind`.
 
     `given` is a mapping (`{"T": [10, 20], ("d", "B"): [(5, 1), (10, 2)]}`), a yaml file, or what `--grid` takes: one
     text such as `T=10,20` or `T=log:10:1000:5`, or several.
@@ -81,7 +81,7 @@ def _from_text(text: str, kind: type[Config]) -> Sequence[Axis]:
 
 
 def _from_file(path: Path, kind: type[Config]) -> Sequence[Axis]:
-    """A yaml mapping: key -> a list, a range as text, or one value; `k1,k2` -> a list of lists."""
+    """Reads a yaml mapping: key -> a list, a range as text, or one value; `k1,k2` -> a list of lists."""
     if path.suffix.lower() not in YAML:
         raise UsageError(f"--grid {str(path)!r}: {SYNTAX}")
     try:
@@ -117,7 +117,7 @@ def _from_mapping(given: Mapping[Any, Any], kind: type[Config]) -> list[Axis]:
 
 
 def _check_key(key: str, kind: type[Config]) -> None:
-    """The first part of a dotted key must be a field; what is behind it is the config's to check."""
+    """Raises an error unless the first part of a dotted key is a field; the config checks the rest."""
     if key == "seed":
         raise UsageError("'seed' is not a config key: give --seeds N for N seeds of every point")
     if key.partition(".")[0] not in kind.model_fields:
@@ -125,7 +125,7 @@ def _check_key(key: str, kind: type[Config]) -> None:
 
 
 def _values(text: str, key: str, kind: type[Config]) -> list[str]:
-    """The values that `text` lists: a range, a log range, or a list with commas (outside brackets)."""
+    """Returns the values that `text` lists: a range, a log range, or a list with commas (outside brackets)."""
     parts = text.split(":")
     if parts[0] == "log":
         return _log_range(parts[1:], text, key, _is_whole(key, kind))
@@ -135,7 +135,7 @@ def _values(text: str, key: str, kind: type[Config]) -> list[str]:
 
 
 def _range(first: float, last: float, step: float, *, text: str, key: str) -> list[str]:
-    """first, first + step, ..., up to and with last."""
+    """Returns first, first + step, ..., up to and including last."""
     if step == 0 or (last - first) / step < 0 or not all(map(math.isfinite, (first, last, step))):
         raise UsageError(
             f"grid key {key!r}: the range {text} (first:last:step) is empty; its step must lead to its last"
@@ -146,7 +146,7 @@ def _range(first: float, last: float, step: float, *, text: str, key: str) -> li
 
 
 def _log_range(parts: Sequence[str], text: str, key: str, whole: bool) -> list[str]:
-    """`count` values from first to last with equal ratios; whole numbers for a key that takes only those."""
+    """Returns `count` values from first to last with equal ratios; integers for a key that takes integers."""
     numbers = [_number(part) for part in parts]
     if len(numbers) != 3 or any(number is None for number in numbers):
         raise UsageError(f"grid key {key!r}: got {text}; a log range is log:first:last:count, as log:10:1000:5")
@@ -176,7 +176,7 @@ def _row(part: str, keys: Sequence[str], text: str) -> tuple[str, ...]:
 
 
 def _split(text: str, separator: str) -> list[str]:
-    """`text` at each `separator` that is not within brackets or quotes; empty parts are left out."""
+    """Splits `text` at each `separator` outside of brackets and quotes; empty parts are left out."""
     parts, depth, quoted = [""], 0, False
     for character in text:
         quoted ^= character == '"'
@@ -201,6 +201,6 @@ def _number(text: str) -> float | None:
 
 
 def _round(value: float) -> float | int:
-    """`value` without the last digits' noise, and without a point where it is whole."""
+    """Returns `value` rounded to twelve digits; an int if it is integral."""
     rounded = float(f"{value:.12g}")
     return int(rounded) if rounded.is_integer() and abs(rounded) < 1e15 else rounded

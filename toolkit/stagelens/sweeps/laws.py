@@ -1,4 +1,4 @@
-"""Laws: a product of powers fitted to many runs by least squares in log space."""
+"""Power-law fits: a product of powers, fitted to many runs by least squares in log space."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from stagelens.base import UsageError, plain
 
 Array = NDArray[np.float64]
 COVERAGE = 0.95  # of the confidence intervals
-FLAT = 1e-9  # log-columns whose smallest singular value is below this part of the largest are one column
+FLAT = 1e-9  # log columns are collinear if their smallest singular value is below this fraction of the largest
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ class Exponent:
 
 @dataclass(frozen=True)
 class Law:
-    """value = constant * product of column ** exponent."""
+    """A power law: value = constant * product of column ** exponent."""
 
     constant: float
     exponents: dict[str, Exponent]
@@ -45,7 +45,7 @@ class Law:
 
     @property
     def problem(self) -> str:
-        """Why the law has neither R2 nor intervals; empty if it has them."""
+        """Why the fit has neither R2 nor confidence intervals; empty if it has them."""
         unknowns = 1 + len(self.exponents)
         if self.grid_points > unknowns:
             return ""
@@ -53,11 +53,11 @@ class Law:
 
     @property
     def resampled(self) -> str:
-        """What the intervals are over. It is always "points": the seeds of a grid point count as one."""
+        """What the confidence intervals are over: always "points", because the seeds of a grid point count as one."""
         return "points"
 
     def predict(self, columns: Mapping[str, Sequence[float] | Array]) -> Array:
-        """The law's value at each row of `columns`: [point]."""
+        """Returns the value of the power law at each row of `columns`, [point]."""
         missing = [name for name in self.exponents if name not in columns]
         if missing:
             raise UsageError(f"the law is in {', '.join(self.exponents)}; given {', '.join(columns) or 'no column'}")
@@ -65,7 +65,7 @@ class Law:
         return np.asarray(self.constant * np.exp(np.sum(logs, axis=0)), dtype=float)
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values; an end that is not known is None."""
+        """Returns what `--json` prints; an unknown R2 or interval end is None."""
         keys = ("constant", "r2", "points", "censored", "grid_points", "resampled", "problem")
         exponents = {name: asdict(exponent) for name, exponent in self.exponents.items()}
         document: dict[str, Any] = plain({key: getattr(self, key) for key in keys} | {"exponents": exponents})
@@ -128,10 +128,10 @@ def fit_law(
 
 
 def seed_means(design: Array, target: Array) -> tuple[Array, Array, NDArray[np.int64]]:
-    """The distinct rows of `design` [value, unknown]; of each, the mean of `target` [value] and the number of values.
+    """Returns the distinct rows of `design` [value, unknown], and the mean of `target` [value] and the count of each.
 
-    Every grid point counts once, however many seeds it has. So its own deviation from the law, which all of its
-    seeds share, enters the intervals as what it is: one number per grid point.
+    Every grid point counts once, however many seeds it has: all of its seeds share its deviation from the power law,
+    which is therefore one number per grid point.
     """
     points, which = np.unique(design, axis=0, return_inverse=True)
     which = which.ravel()
@@ -140,9 +140,9 @@ def seed_means(design: Array, target: Array) -> tuple[Array, Array, NDArray[np.i
 
 
 def half_widths(design: Array, residuals: Array, alike: bool = True) -> Array:
-    """Half the width of the t interval of each coefficient, [unknown]; nan if the fit is saturated.
+    """Returns half the width of the t interval of each coefficient, [unknown]; nan if the fit is saturated.
 
-    `design` is [point, unknown]. `residuals` is [point], what least squares leaves over. If the points are `alike`,
+    `design` is [point, unknown]. `residuals` of the least squares are [point]. If the points are `alike`,
     one variance is estimated for all. Otherwise each point has its own, by the HC3 estimator: a mean of few seeds is
     noisier than one of many.
     """
@@ -160,7 +160,7 @@ def half_widths(design: Array, residuals: Array, alike: bool = True) -> Array:
 
 
 def _design(columns: Mapping[str, Sequence[float]], points: int) -> Array:
-    """[point, 1 + column]: a column of ones, then the logarithms."""
+    """Returns the design matrix, [point, 1 + column]: a column of ones, then the logarithms."""
     if not columns:
         raise UsageError("a law needs at least one column to fit: none was given")
     for name, column in columns.items():
@@ -178,7 +178,7 @@ def _log(name: str, column: Sequence[float] | Array) -> Array:
 
 
 def _aligned(what: str, given: Sequence[Any] | None, points: int, kind: Any) -> NDArray[Any]:
-    """`given` as an array, one entry per point; zeros where there is none."""
+    """Returns `given` as an array with one entry per point; zeros if it is None."""
     array = np.zeros(points, dtype=kind) if given is None else np.asarray(given, dtype=kind)
     if len(array) != points:
         raise UsageError(f"{what} has {len(array)} entries, the values {points}: one per point")
@@ -200,18 +200,18 @@ def _check(columns: Mapping[str, Sequence[float]], values: Array, kept: NDArray[
 
 
 def _check_points(points: Array, names: Sequence[str], values: int) -> None:
-    """An error if there are fewer grid points than unknowns: seeds do not help there."""
+    """Raises an error if there are fewer grid points than unknowns, however many seeds each has."""
     if len(points) < 1 + len(names):
         unknowns = f"{1 + len(names)} unknowns (a constant and {', '.join(names)})"
         raise UsageError(f"{values} values at {len(points)} grid points for {unknowns}: add values of {names[0]}")
 
 
 def _solve(names: Sequence[str], design: Array, target: Array) -> Array:
-    """Least squares: [1 + column]."""
+    """Returns the least-squares coefficients, [1 + column]; raises an error if columns are collinear."""
     centred = design[:, 1:] - design[:, 1:].mean(axis=0)
     sizes = np.linalg.svd(centred / np.linalg.norm(centred, axis=0), compute_uv=False)
     if len(sizes) < len(names) or sizes[-1] < FLAT * sizes[0]:
-        raise UsageError(f"columns {', '.join(names)} move together: their exponents cannot be told apart")
+        raise UsageError(f"columns {', '.join(names)} are collinear: their exponents cannot be separated")
     return np.asarray(np.linalg.lstsq(design, target, rcond=None)[0], dtype=float)
 
 

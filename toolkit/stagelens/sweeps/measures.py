@@ -1,13 +1,13 @@
-"""Measures: one number of a run, named by a short text; what a sweep tabulates and fits laws to.
+"""Sweep metrics: one number of a run, named by a short text. A sweep tabulates them and fits power laws to them.
 
 | text | number |
 |---|---|
-| `loss`, `loss:final` | the series' last value |
-| `loss:min`, `loss:max`, `loss:best` | its least or largest; best: the least of a loss or an error, else the largest |
+| `loss`, `loss:final` | the last value of the series |
+| `loss:min`, `loss:max`, `loss:best` | its smallest or largest value; `best` is the smallest of a loss or an error |
 | `accuracy:stage2` | its value at the end of the run's second stage |
 | `probe/reading[head=1,layer=0]` | one curve of a series; layers, heads and positions not given are averaged |
 | `plateau_length@0.1`, `plateau_length:accuracy@5%` | steps until the series crosses a threshold |
-| `plateau_length` | as the task itself measures it, where it does; else until the metric is at 50% of its start |
+| `plateau_length` | as the task measures it, if it does; else until the metric is at 50% of its start |
 | `transition1`, `transition2`, ... | the step at which a transition is steepest |
 | `stages`, `plateaus`, `transitions` | how many |
 | `event:NAME` | when an event of a flow first happened |
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 Floats = NDArray[np.float64]
 
 PLATEAU = "plateau_length"
-THRESHOLD = "50%"  # of a series' first value, where a plateau's end is not given
+THRESHOLD = "50%"  # of the first value of a series: the default end of a plateau
 COUNTS = {"stages": None, "plateaus": "plateau", "transitions": "transition"}
 MOMENTS = ("final", "best", "min", "max", "stageN")
 PARTS = re.compile(r"(?P<name>[^:@\[\]]+)(\[(?P<place>.*?)\])?(:(?P<when>.+?))?(@(?P<threshold>[^@\]]+))?")
@@ -42,9 +42,9 @@ PARTS = re.compile(r"(?P<name>[^:@\[\]]+)(\[(?P<place>.*?)\])?(:(?P<when>.+?))?(
 
 @dataclass(frozen=True)
 class Measured:
-    """A number of a run. A `censored` one was not reached: the value is then the last step, a lower bound.
+    """One number of a run. If it is `censored`, the run ended before; the value is then the last step, a lower bound.
 
-    A value of nan is no number, and `reason` says why.
+    If there is no number, the value is nan and `reason` says why.
     """
 
     value: float
@@ -54,7 +54,7 @@ class Measured:
 
 @dataclass(frozen=True)
 class Measure:
-    """What to measure of a run; made by `parse_measure`."""
+    """A sweep metric: called with a run, it returns one number. `parse_measure` makes it from a text."""
 
     text: str
     series: str = ""  # empty: the run's own metric
@@ -66,7 +66,7 @@ class Measure:
 
     @property
     def can_be_censored(self) -> bool:
-        """Whether a run may end before it."""
+        """True if a run may end before it."""
         return self.kind in (PLATEAU, "transition", "event", "stage")
 
     def __call__(self, run: Run) -> Measured:
@@ -102,7 +102,7 @@ class Measure:
 
 
 def parse_measure(text: str) -> Measure:
-    """The measure that `text` names; a text that names none is told before anything runs."""
+    """Returns the sweep metric that `text` names. A text that names none is an error before anything runs."""
     found = PARTS.fullmatch(text.strip())
     if found is None:
         raise UsageError(f"measure {text!r}: expected a series, as loss:final, or plateau_length, transition1, stages")
@@ -128,7 +128,7 @@ def parse_measure(text: str) -> Measure:
 
 
 def curve(timeline: Timeline, name: str, place: Mapping[str, str] | None = None) -> tuple[Floats, Floats]:
-    """(steps, values) of the one curve that `name` and `place` mean, where it was measured."""
+    """Returns (steps, values) of the one curve that `name` and `place` mean, at the steps at which it was measured."""
     found = one_curve(timeline, name, place)
     if found.labels:
         raise UsageError(f"series {name!r} holds labels ({', '.join(found.labels)}); a measure needs numbers")
@@ -137,7 +137,7 @@ def curve(timeline: Timeline, name: str, place: Mapping[str, str] | None = None)
 
 
 def _own_plateau(run: Run, end: float) -> Measured | None:
-    """The plateau's length as an event or a probe of the run has it; None where it has neither."""
+    """Returns the plateau length from an event or a probe of the run; None if it has neither."""
     if PLATEAU in run.manifest.events:
         return Measured(run.manifest.events[PLATEAU])
     for name in (PLATEAU, f"{PLATEAU}/steps"):
@@ -159,7 +159,7 @@ def crossing(steps: Floats, values: Floats, threshold: str = THRESHOLD) -> Measu
 
 
 def _value_at(step: float, steps: Floats, values: Floats, name: str) -> Measured:
-    """The value at `step`, interpolated between two measurements; nothing outside of them."""
+    """Returns the value at `step`, interpolated between two measurements; nan outside of them."""
     if not steps[0] <= step <= steps[-1]:
         reason = f"{name} was measured from step {steps[0]:g} to {steps[-1]:g}; the stage ends at {step:g}"
         return Measured(nan, reason=reason)

@@ -1,7 +1,7 @@
-"""The points of a sweep: every config and seed of its grid, known and valid before the first of them runs.
+"""The plan of a sweep: its grid points, each a config and a seed, all validated before the first one runs.
 
-A point's folder is named after its content (task, config, seed), so that a repeated sweep runs only what is missing,
-and sweeps of the same task share the points that they have in common.
+The directory of a grid point is named after its content (task, config, seed). So a repeated sweep runs only what is
+missing, and sweeps of the same task share grid points.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ from stagelens.sweeps.executors import Job
 from stagelens.sweeps.grid import Grid, make_grid
 from stagelens.training import resolve_task
 
-ASIDE = {"defective": ".defective", "other": ".other"}  # added to a point's name, by its status: it is run again
-MOST_POINTS = 10_000  # a sweep of more asks whether that is meant
+ASIDE = {"defective": ".defective", "other": ".other"}  # by status: what a run that has to be repeated is renamed to
+MOST_POINTS = 10_000  # a larger sweep needs `--yes`
 
 
 @dataclass(frozen=True)
 class Point:
-    """One config and seed of a sweep. `settings` are the grid's own, `name` is its folder."""
+    """A grid point: one config and seed of a sweep. `settings` are those of the grid, `name` is its directory."""
 
     settings: dict[str, str]
     config: Config
@@ -45,12 +45,12 @@ class Point:
 
 @dataclass(frozen=True)
 class SweepPlan:
-    """A sweep before it starts: every point is known and its config is valid."""
+    """A sweep before it starts: every grid point is known, and its config is valid."""
 
     task: str | type[Experiment]
     kind: type[Experiment]
     preset: str
-    base: tuple[str, ...]  # settings of every point, as key=value
+    base: tuple[str, ...]  # settings of every grid point, as key=value
     grid: Grid
     seeds: tuple[int, ...]
     runs: Path
@@ -62,7 +62,7 @@ class SweepPlan:
 
     @cached_property
     def points(self) -> list[Point]:
-        """Every config with every seed, each once: a value that the grid has twice is one point."""
+        """Every config with every seed. A value that the grid has twice gives one grid point."""
         found: dict[str, Point] = {}
         for settings in self.grid:
             config = make_config(self.kind.Config, self.kind.presets, self.preset, self._given(settings))
@@ -73,13 +73,13 @@ class SweepPlan:
 
     @property
     def folder(self) -> Path:
-        """Where the points are."""
+        """The directory of the grid points."""
         return self.runs / POINTS
 
     def status(self, point: Point) -> str:
-        """As in the point's manifest; `missing` if it cannot be read.
+        """Returns the status in the manifest of a grid point, or `missing` if it cannot be read.
 
-        `defective` if its numbers are wrong, `other` if it is a run of another task, config or seed.
+        It is `defective` if the numbers are wrong, `other` if it is a run of another task, config or seed.
         """
         try:
             manifest = load_manifest(self.folder / point.name)
@@ -95,7 +95,7 @@ class SweepPlan:
 
     @property
     def warning(self) -> str:
-        """Which points have wrong numbers, why, and what `execute` does about it; empty if none has."""
+        """Which grid points have wrong numbers, why, and what `execute` does about it; empty if none has."""
         statuses = {point.name: self.status(point) for point in self.points}
         lines = []
         for status, suffix in ASIDE.items():
@@ -109,7 +109,7 @@ class SweepPlan:
         return "; ".join(lines)
 
     def set_aside(self) -> None:
-        """Renames the points with wrong numbers, so that they are run again. One that is being written is an error."""
+        """Renames the runs with wrong numbers, so that they are run again. A run that is being written is an error."""
         for point in self.points:
             if self.status(point) in ASIDE:
                 folder = self.folder / point.name
@@ -118,7 +118,7 @@ class SweepPlan:
                         folder.rename(free_name(self.folder / f"{point.name}{suffix}"))
 
     def jobs(self) -> list[Job]:
-        """What is still to do: a config's missing seeds together where they can be trained as one."""
+        """Returns the jobs to do. The missing seeds of a config are one job if they may be vectorized."""
         missing: dict[tuple[str, ...], list[Point]] = {}
         together = self.ensemble and issubclass(self.kind, Task)
         for point in self.points:
@@ -143,7 +143,7 @@ class SweepPlan:
     def command(self, point: Point) -> str:
         """Returns the command that repeats a grid point; a Python call for a class that no plugin brings."""
         given = dict(setting.split("=", 1) for setting in self._given(point.settings))
-        if not isinstance(self.task, str) and not self.plugin_dirs and self._is_nobodys:
+        if not isinstance(self.task, str) and not self.plugin_dirs and self._has_no_plugin:
             place = {"runs": str(self.folder), "name": point.name, "resume": True}
             options = {"probes": self.probes, "device": self.device, **place}
             return run_call(self.kind.__name__, self.preset, given, point.seed, **options)
@@ -153,15 +153,15 @@ class SweepPlan:
         return run_command(self.kind.id, self.preset, given, point.seed, self.plugin_dirs, words)
 
     @property
-    def _is_nobodys(self) -> bool:
-        """Whether no plugin brings the task: it was given as a class."""
+    def _has_no_plugin(self) -> bool:
+        """True if no plugin brings the task: it was given as a class."""
         return self.host.tasks.owners[self.kind.id] not in {plugin.name for plugin in self.host.plugins}
 
     def _given(self, settings: Mapping[str, str]) -> list[str]:
         return [*self.base, *(f"{key}={value}" for key, value in settings.items())]
 
     def _name(self, task: str, config: Mapping[str, Any], seed: int) -> str:
-        """The folder of a point, by its content."""
+        """Returns the directory name of a grid point, which depends on its content."""
         content: dict[str, Any] = {"task": task, "config": config, "seed": seed}
         if self.probes:
             content["probes"] = sorted(self.probes)
@@ -183,7 +183,7 @@ def plan_sweep(
     host: Host | None = None,
     plugin_dirs: Sequence[str] = (),
 ) -> SweepPlan:
-    """The points of a sweep. The user's mistakes are told here; more than 10000 points need `yes`."""
+    """Returns the plan of a sweep. A user's mistakes are errors here; more than 10000 grid points need `yes`."""
     host = host or make_host(plugin_dirs)
     _, kind = resolve_task(task, host)
     given = as_settings(settings)
@@ -214,12 +214,12 @@ def plan_sweep(
         host=host,
         ensemble=ensemble,
     )
-    _ = plan.points  # a value that the config refuses is told now
+    _ = plan.points  # a value that the config refuses is an error now
     return plan
 
 
 def parse_columns(fit: str | Sequence[str] | None) -> list[str]:
-    """The columns of a law: a list, or a text with commas between them."""
+    """Returns the columns of a power-law fit, given as a list or as a text with commas between them."""
     columns = [key.strip() for key in fit.split(",") if key.strip()] if isinstance(fit, str) else list(fit or ())
     if isinstance(fit, str) and not columns:
         raise UsageError(f"--fit {fit!r}: expected keys of the grid, or features of the task, as T,d")
@@ -227,7 +227,7 @@ def parse_columns(fit: str | Sequence[str] | None) -> list[str]:
 
 
 def check_columns(plan: SweepPlan, columns: Sequence[str]) -> None:
-    """A law is in numeric config keys, or in features that the task names."""
+    """Raises an error unless each column is a numeric config key with several values, or a feature of the task."""
     if not columns:
         return
     first = plan.points[0]
@@ -251,7 +251,7 @@ def column_value(plan: SweepPlan, point: Point, column: str) -> float:
 
 
 def setting_at(config: Any, key: str) -> Any:
-    """The value of a config key, nested ones with dots."""
+    """Returns the value of a config key; dots separate the parts of a nested key."""
     for part in key.split("."):
         config = getattr(config, part)
     return config

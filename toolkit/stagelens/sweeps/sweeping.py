@@ -1,4 +1,4 @@
-"""Sweeps: many runs over a grid of configs and seeds, the table of what was measured, and the law fitted to it."""
+"""Sweeps: many runs over a grid of configs and seeds, their table, and the power law fitted to it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from math import isfinite, nan
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from stagelens.base import EnvironmentFault, UsageError, content_name, noting
+from stagelens.base import UsageError, content_name, make_folder, noting, safe_name, save_sealed, writing
 from stagelens.experiments import Experiment
 from stagelens.runs import SWEEP_FILE, SWEEPS, Run
 from stagelens.sweeps.executors import Executor, make_executor
@@ -25,11 +25,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Tally:
-    """How a sweep stands: `failures` are the points that failed in this call, each with its one-line reason."""
+    """The progress of a sweep. `failures` are the grid points that failed since the last tally, with their reasons."""
 
     points: int
     done: int
-    found: int  # of those done, the ones that were there before
+    found: int  # of those done, the ones that were finished before
     failures: dict[str, str]
 
 
@@ -51,13 +51,16 @@ def sweep(
     watch: Watch | None = None,
     **plan: Any,
 ) -> Sweep:
-    """Runs `task` at every point of `grid` that is not there yet, tabulates `measures`, and fits a law in `fit`.
+    """Runs `task` at every grid point that is missing, tabulates sweep metrics, and fits a power law.
 
         swept = sl.sweep("emergence/flow", {"T": [64, 128, 256], "d": [16, 64]}, measures="plateau_length", fit="T,d")
         swept.table, swept.law.exponents["T"]
 
-    `grid`: as `make_grid` takes it. `measures`: one or more (see `stagelens.sweeps.measures`); the first is fitted.
-    The other options are those of `plan_sweep`: `preset`, `settings`, `runs`, `probes`, `ensemble`, `yes`, ...
+    Args:
+        grid: A mapping from config keys to values, a yaml file, or texts such as `T=log:10:1000:5`.
+        measures: Sweep metrics, such as `loss:final` or `transition1`; the power law is fitted to the first.
+        fit: The config keys, or features of the task, that the power law is in.
+        plan: The arguments of `plan_sweep`: `preset`, `settings`, `runs`, `probes`, `ensemble`, `yes`, ...
     """
     wanted = [parse_measure(text) for text in ([measures] if isinstance(measures, str) else measures)]
     columns = parse_columns(fit)
@@ -73,10 +76,10 @@ def sweep(
 def execute(
     plan: SweepPlan, executor: Executor, watch: Watch | None = None, measures: Sequence[Measure] = ()
 ) -> dict[str, str]:
-    """Does what is missing; returns the reason for each point that failed, by its name.
+    """Runs the grid points that are missing. Returns the reason for each one that failed, by its name.
 
-    The first finished point is measured at once, before anything runs if there is one already: a measure that the
-    runs do not have, or that means several curves, is reported then and not at the end.
+    The first finished grid point is measured at once. So a sweep metric that the runs do not have, or that means
+    several curves, is an error then and not at the end.
     """
     plan.set_aside()
     jobs = plan.jobs()
@@ -88,12 +91,7 @@ def execute(
     failures: dict[str, str] = {}
     if watch:
         watch(Tally(len(plan.points), done, found, {}))
-    try:
-        plan.folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise EnvironmentFault(
-            f"cannot make {plan.folder}: {error.strerror}; give another folder with --runs"
-        ) from None
+    make_folder(plan.folder, "give another directory with --runs")
     with closing(executor.run(jobs)) as outcomes:
         for job, outcome in outcomes:
             names = dict(zip(job.seeds, job.names, strict=True))
@@ -115,7 +113,7 @@ def gather(
     failures: Mapping[str, str],
     name: str | None = None,
 ) -> Sweep:
-    """Measures every finished point, and fits the law; writes the table, the pictures and `sweep.json`."""
+    """Measures every finished grid point and fits the power law; writes the table, the figures and `sweep.json`."""
     rows = [_row(plan, point, measures, failures.get(point.name, "")) for point in plan.points]
     swept = Sweep(plan, tuple(measure.text for measure in measures), rows, tuple(fit), name)
     swept.save()
@@ -123,8 +121,8 @@ def gather(
 
 
 def _row(plan: SweepPlan, point: Point, measures: Sequence[Measure], failure: str) -> dict[str, Any]:
-    """One point of the table: its keys, seed, measures (None, and the `reason`), its status, and where it is."""
-    row: dict[str, Any] = {key: _plain(setting_at(point.config, key)) for key in plan.grid.keys} | {"seed": point.seed}
+    """Returns one row of the table: keys, seed, metrics (None with a `reason`), status, and the name of the run."""
+    row: dict[str, Any] = {key: _cell(setting_at(point.config, key)) for key in plan.grid.keys} | {"seed": point.seed}
     status, seconds = "failed" if failure else plan.status(point), None
     found = [Measured(nan)] * len(measures)
     if status == "finished":
@@ -154,11 +152,11 @@ class Sweep:
     rows: list[dict[str, Any]] = field(repr=False)
     fit: tuple[str, ...] = ()
     name: str | None = None
-    noted: dict[str, str] = field(default_factory=dict, repr=False)  # what plugin code, or a figure, raised afterwards
+    noted: dict[str, str] = field(default_factory=dict, repr=False)  # what plugin code, or a figure, raised
 
     @cached_property
     def problems(self) -> dict[str, list[str]]:
-        """What failed in points that are finished otherwise, such as a probe: each line with the runs that have it."""
+        """What failed in finished grid points, such as a probe: each problem with the names of its runs."""
         found: dict[str, list[str]] = {line: [] for line in self.noted.values()}
         for run in self:
             self.noted.update(run.manifest.plugin_problems)
@@ -168,7 +166,7 @@ class Sweep:
 
     @cached_property
     def table(self) -> pandas.DataFrame:
-        """One row for each point: keys, `seed`, measures, `censored`, `status`, `seconds`, `run`, `error`, `reason`."""
+        """One row per grid point: keys, `seed`, metrics, `censored`, `status`, `seconds`, `run`, `error`, `reason`."""
         import pandas
 
         return pandas.DataFrame(self.rows)
@@ -179,7 +177,7 @@ class Sweep:
 
     @property
     def failed(self) -> list[dict[str, Any]]:
-        """The points that failed, each with its settings, its reason and the command that repeats it."""
+        """The grid points that failed, each with its settings, the reason and the command that repeats it."""
         return [
             {
                 "point": point.settings | {"seed": point.seed},
@@ -199,17 +197,17 @@ class Sweep:
 
     @cached_property
     def columns(self) -> dict[str, list[float]]:
-        """The columns that the law is in, over the finished points: config keys, or features that the task names."""
+        """The columns of the power law over the finished grid points: config keys, or features of the task."""
         return {key: [column_value(self.plan, p, key) for p in self._measured_points] for key in self.fit}
 
     @cached_property
     def law(self) -> Law | None:
-        """The law of the first measure in the columns of `fit`; None where none was asked for or can be fitted."""
+        """The power law of the first metric in the columns of `fit`; None without `fit` or if it is impossible."""
         return self._law_or_reason[0]
 
     @property
     def fit_error(self) -> str:
-        """Why no law can be fitted, where one was asked for."""
+        """Why the power law cannot be fitted; empty if it can, or without `fit`."""
         return self._law_or_reason[1]
 
     @cached_property
@@ -234,18 +232,18 @@ class Sweep:
         )
 
     def censored_in(self, measure: str) -> str:
-        """The column that says where `measure` is censored; one that is always reached has none."""
+        """Returns the column that says where `measure` is censored. A metric that is always reached has none."""
         return "censored" if measure == self.measures[0] else f"censored:{measure}"
 
     @property
     def censored(self) -> dict[str, int]:
-        """How many points never reached a measure, of each measure that some did not reach."""
+        """How many grid points never reached a metric, for each metric that some did not reach."""
         counts = {m: sum(row.get(self.censored_in(m), False) for row in self.rows) for m in self.measures}
         return {measure: count for measure, count in counts.items() if count}
 
     @property
     def measured(self) -> list[dict[str, Any]]:
-        """The rows of the finished points that have a value of the first measure."""
+        """The rows of the finished grid points that have a value of the first metric."""
         return [row for row in self.done if row[self.measures[0]] is not None]
 
     @property
@@ -255,9 +253,7 @@ class Sweep:
 
     @cached_property
     def folder(self) -> Path:
-        """Where the table and the pictures are: named after the grid and the seeds."""
-        from stagelens.base import safe_name
-
+        """The directory of table and figures. Without `name` it is named after grid, seeds and settings."""
         plan = self.plan
         content = {
             "axes": [[axis.keys, axis.rows] for axis in plan.grid.axes],
@@ -276,14 +272,10 @@ class Sweep:
         return {kind: str(self.folder / f"table.{kind}") for kind in ("csv", "parquet")} | figures
 
     def save(self) -> None:
-        """Writes table.csv, table.parquet, the pictures and sweep.json."""
-        from stagelens.base import save_sealed, writing
+        """Writes table.csv, table.parquet, the figures and sweep.json."""
         from stagelens.figures import write_sweep_figures
 
-        try:
-            (self.folder / "figures").mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise EnvironmentFault(f"cannot make {self.folder}: {error.strerror}; give another --runs") from None
+        make_folder(self.folder / "figures", "give another directory with --runs")
         with writing(self.folder / "table.csv") as aside:
             self.table.to_csv(aside, index=False)
         with writing(self.folder / "table.parquet") as aside:
@@ -311,6 +303,6 @@ class Sweep:
         }
 
 
-def _plain(value: Any) -> Any:
-    """A value that a table can hold: numbers, booleans and texts as they are, anything else as text."""
+def _cell(value: Any) -> Any:
+    """Returns a value that a table can hold: numbers, booleans and texts as they are, others as text."""
     return value if isinstance(value, int | float | str) else str(value)

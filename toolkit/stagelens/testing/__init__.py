@@ -1,12 +1,12 @@
-"""testing: checks for the tests of plugin authors, what every task, probe and claim must do, in one call each.
+"""testing: checks for the tests of plugin authors: the contracts of a task, a probe and a claim, in one call each.
 
     from stagelens.testing import check_claim, check_probe, check_task
 
     def test_the_task():
         check_task(MyTask)
 
-Each raises an AssertionError that says what is wrong. With `pytest_plugins = ["stagelens.testing.fixtures"]` in a
-`conftest.py`, tests can also ask for a `lab` and a `host`.
+Each raises an AssertionError with the reason. With `pytest_plugins = ["stagelens.testing.fixtures"]` in a
+`conftest.py`, tests can also use the fixtures `lab` and `host`.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Does a claim measure something and come to a verdict?"""
+"""Check of a claim: it measures something and reaches a verdict."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ def check_claim(
     cache: str | Path | None = None,
     host: Host | None = None,
 ) -> Result:
-    """Runs a claim and fails if it cannot come to a verdict. Returns the verdict, which may well be `differs`.
+    """Runs a claim and fails if it reaches no verdict. Returns the result, whose verdict may be `differs`.
 
-    - It has an id and says what it states and where the paper says so.
-    - It runs within `budget`, and judges at least one finite measurement; each check names its place in the paper.
+    - It has an id, a title, and a reference to the paper.
+    - It runs within `budget`, and judges at least one finite measurement; each check has a reference to the paper.
 
-    `host` is the host that knows the claim's tasks (default: all installed plugins). `cache` keeps its runs.
+    `host` is the host that knows the claim's tasks (default: all installed plugins). `cache` is its cache of runs.
     """
     assert kind.id and kind.title, f"{kind.__name__} needs an id and a title"
     with tempfile.TemporaryDirectory() as folder:
@@ -32,5 +32,5 @@ def check_claim(
         f"claim {kind.id}: {result.verdict}. {result.error}\n{result.traceback}"
     )
     for check in result.checks:
-        assert check.what and check.reference, f"claim {kind.id}: a check says not what or where from: {check}"
+        assert check.what and check.reference, f"claim {kind.id}: a check has no `what` or no `reference`: {check}"
     return result

@@ -1,4 +1,4 @@
-"""Does a task stay on the device that it runs on?"""
+"""Check of a task: it creates tensors only on the device on which it runs."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from torch.utils._pytree import tree_leaves
 from stagelens.base import derive, generator, untouched_rng
 from stagelens.experiments import Task, move
 
-META = "meta"  # the device of tensors that have a shape and no numbers: an accelerator that every machine has
+META = "meta"  # the device of tensors with a shape but no numbers, which stands for an accelerator
 MOVES = (torch.ops.aten._to_copy.default, torch.ops.aten.copy_.default)
 
 
 def check_task_device(task: Task, n: int = 2) -> None:
-    """Fails if `task` makes or mixes in a tensor on another device than the one it runs on.
+    """Fails if `task` creates or uses a tensor on another device than the one on which it runs.
 
         def test_it_runs_on_any_device():
             check_task_device(MyTask(MyTask.Config()))
@@ -35,7 +35,7 @@ def check_task_device(task: Task, n: int = 2) -> None:
     outputs: list[Any] = []
     handle = model.register_forward_hook(lambda module, inputs, output: outputs.append(output))  # noqa: ARG005
     try:
-        for strict in (False, True):  # what a task keeps from its first loss on may be made anywhere
+        for strict in (False, True):  # in its first loss a task may create tensors that it caches
             with _Watch(strict):
                 loss = task.loss(model, batch)
                 loss.backward()  # type: ignore[no-untyped-call]
@@ -53,7 +53,7 @@ def check_task_device(task: Task, n: int = 2) -> None:
 
 
 class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Looks at every operation: `strict` refuses any result that is elsewhere, else only a mix of devices."""
+    """Checks every operation: no mix of devices; if `strict`, no result on another device either."""
 
     def __init__(self, strict: bool) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -72,7 +72,7 @@ class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 def _here() -> str:
-    """file:line of the innermost code that is neither torch's nor this file's."""
+    """Returns file:line of the innermost code outside of torch and this file."""
     torch_folder = str(Path(torch.__file__).parent)
     frames = [f for f in traceback.extract_stack() if not f.filename.startswith((torch_folder, __file__))]
     return f"{frames[-1].filename}:{frames[-1].lineno}"

@@ -12,7 +12,7 @@ from stagelens.host import Host, make_host
 
 @pytest.fixture(scope="session")
 def host() -> Host:
-    """All installed plugins; fails where one of them did not load."""
+    """The host with all installed plugins; fails if one of them did not load."""
     made = make_host()
     assert not made.failed, [f"{plugin.name}: {plugin.error}" for plugin in made.failed]
     return made
@@ -20,6 +20,6 @@ def host() -> Host:
 
 @pytest.fixture(scope="session")
 def lab(host: Host, tmp_path_factory: pytest.TempPathFactory) -> Lab:
-    """A lab with a cache of its own, shared by the session's tests."""
+    """A lab with its own cache, shared by the tests of the session."""
     cache: Path = tmp_path_factory.mktemp("lab")
     return Lab(host, cache)

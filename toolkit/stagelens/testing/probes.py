@@ -1,4 +1,4 @@
-"""Does a probe give what it says, and leave everything as it found it?"""
+"""Check of a probe: it gives the readings that it declares, and changes nothing."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 def check_probe(
     kind: type[Probe], model: HookedRootModule | None = None, batch: Batch = None, task: Task | None = None
 ) -> list[Reading]:
-    """Fails if a probe does not apply, misnames its readings, or changes what it looks at. Returns its readings.
+    """Fails if a probe does not apply, misnames its readings, or changes the model. Returns its readings.
 
     - It applies to `model` (default: a small transformer, or that of `task`) on `batch`.
     - It gives finite readings that `gives` names, and each reading that `gives` names is given, or omitted with a
@@ -51,7 +51,7 @@ def check_probe(
     twice = {reading.name: reading for reading in _own(recorder.measure(0), name)}
     for one in once:
         same = one.name in twice and np.array_equal(one.array(), twice[one.name].array(), equal_nan=True)
-        assert same, f"{one.name} is another one when measured again"
+        assert same, f"{one.name} differs when measured again"
     known = twice.keys() | recorder.skipped.keys()
     full = [f"{name}/{short}" for short in kind.gives]
     missing = [reading for reading in full if reading not in known and not is_companion(reading, recorder.skipped)]

@@ -1,4 +1,4 @@
-"""Does a task keep its promises: config, device, randomness, resuming, probes?"""
+"""Checks of a task: config, device, randomness, resuming, probes."""
 
 from __future__ import annotations
 
@@ -38,13 +38,13 @@ def check_task(
     seed: int = 0,
     steps: int = 4,
 ) -> dict[str, str]:
-    """Fails if a task or flow breaks a promise that every run relies on. Returns the probes that do not apply, and why.
+    """Fails if a task or flow breaks a contract of every run. Returns the probes that do not apply, and why.
 
-    - Every preset makes a config, and a config survives the way to a manifest and back.
-    - A task never leaves the device it runs on (`check_task_device`).
-    - Model, data and `steps` training steps depend on the seed alone, whatever others do with torch's random state.
-    - Training that goes on from a checkpoint ends bit for bit where uninterrupted training ends.
-    - Each probe measures, or says why it does not apply.
+    - Every preset makes a config, and a config read back from a manifest is the same.
+    - A task creates tensors only on the device on which it runs (`check_task_device`).
+    - Model, data and `steps` training steps depend only on the seed, not on torch's global random state.
+    - Training resumed from a checkpoint ends bit for bit where uninterrupted training ends.
+    - Each probe measures, or gives the reason why it does not apply.
     - A flow integrates to its end, twice to the same numbers.
 
     `settings` make the config small enough for a test.
@@ -69,7 +69,7 @@ def check_task(
 
 def _check_round_trip(kind: type[Experiment], config: Any, preset: str) -> None:
     read = validate(kind.Config, json.loads(json.dumps(config.model_dump(mode="json"))))
-    assert read == config, f"{kind.id}: the config of preset {preset!r} is another one after a manifest kept it: {read}"
+    assert read == config, f"{kind.id}: the config of preset {preset!r} changes when a manifest stores it: {read}"
 
 
 def _check_prediction(experiment: Experiment, prediction: Prediction) -> None:
@@ -89,10 +89,10 @@ def _check_flow(flow: Flow) -> None:
 
 def _check_samples(task: Task) -> None:
     once = task.sample(3, generator(task.seed, "eval"))
-    torch.rand(1)  # whoever draws from the global generator is found out
+    torch.rand(1)  # changes the samples of a task that draws from the global generator
     again = task.sample(3, generator(task.seed, "eval"))
     for one, two in zip(tree_leaves(once), tree_leaves(again), strict=True):
-        assert torch.equal(one, two), f"{task.id}: sample() draws from something else than the generator it is given"
+        assert torch.equal(one, two), f"{task.id}: sample() does not draw from the generator that it is given"
 
 
 def _check_training(task: Task, steps: int) -> None:
@@ -125,7 +125,7 @@ def _advance(training: Training, start: int, end: int) -> None:
 def _check_same(one: Training, two: Training, what: str) -> None:
     theirs = dict(two.model.state_dict())
     for name, values in one.model.state_dict().items():
-        assert torch.equal(values, theirs[name]), f"{what}, it has other weights in {name!r} after the same steps"
+        assert torch.equal(values, theirs[name]), f"{what}, it has different weights in {name!r} after the same steps"
 
 
 def _check_probes(task: Task) -> dict[str, str]:

@@ -1,4 +1,4 @@
-"""Curves from csv files: two columns, or one column of a wider table, checked line by line."""
+"""Curves from csv files: two columns, or two columns of a wider table, checked line by line."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from numpy.typing import NDArray
 
 from stagelens.base import UsageError, unknown
 
-# Names of a step column, the surest first; W&B and Lightning put a group before them, as in `trainer/global_step`.
+# Names of a step column, the most specific first. W&B and Lightning add a prefix, as in `trainer/global_step`.
 STEP_NAMES = (
     ("global_step", "training_step", "train_step", "optimizer_step", "update_step"),
     ("step", "steps"),
-    ("_step",),  # of W&B: it counts calls of `log` where nobody gave it a step
+    ("_step",),  # of W&B: it counts the calls of `log` without a step
     ("iteration", "iterations", "iter", "iters", "n_iter", "update", "updates"),
     ("epoch", "epochs"),
     ("time", "t"),
 )
 VALUE_NAMES = ("value", "loss")
 BOOKKEEPING = ("_runtime", "_timestamp", "wall_time", "timestamp")  # of W&B and TensorBoard: no curves
-BOUNDS = ("__min", "__max")  # beside a curve that W&B exports
-BLANK = ("", "nan")  # what loggers write where a curve of a wide table has no value
+BOUNDS = ("__min", "__max")  # columns next to a curve that W&B exports
+BLANK = ("", "nan")  # what loggers write if a curve of a wide table has no value
 INDEX_NAMES = ("", "unnamed: 0")  # of a pandas index
 
 
@@ -39,11 +39,12 @@ class CurveFile:
 
 
 def read_curve(path: Path, metric: str | None = None, step: str | None = None) -> CurveFile:
-    """The curve in a csv file: two columns of numbers, or the columns `step` and `metric` of a table with a header.
+    """Reads a curve from a csv file: two columns of numbers, or the columns `step` and `metric` of a table.
 
-    Without names, the step is the column with a name that loggers give it, and the curve the only other one or the
-    loss. If that does not settle it, the error asks for names. Anything that is not a whole, rising curve is an error
-    that names the line. In a table of several curves, lines in which this one has no value are left out.
+    Without names, the step column is found by the names that loggers use; the curve is the only other column, or the
+    loss. If that is ambiguous, the error asks for names. A missing or infinite number, or a step that does not
+    increase, is an error that names the line. In a table of several curves, lines without a value of this one are left
+    out.
     """
     rows = _rows(path)
     header = [] if _is_number(rows[0][1][0]) else [name.strip() for name in rows[0][1]]
@@ -70,7 +71,7 @@ def read_curve(path: Path, metric: str | None = None, step: str | None = None) -
 
 
 def _rows(path: Path) -> list[tuple[int, list[str]]]:
-    """(line number, cells) of every line that is not empty."""
+    """Returns (line number, cells) of every line that is not empty."""
     try:
         text = path.read_text(encoding="utf-8-sig")
     except OSError as error:
@@ -90,13 +91,13 @@ def _rows(path: Path) -> list[tuple[int, list[str]]]:
 
 
 def _delimiter(text: str) -> str:
-    """The separator of the first line: a comma, else a semicolon or tab where it has one."""
+    """Returns the separator of the first line: a comma, else a semicolon or tab."""
     first = text.lstrip().partition("\n")[0]
     return next((mark for mark in ",;\t" if mark in first), ",")
 
 
 def _plain(path: Path, rows: Sequence[tuple[int, list[str]]], step: str | None) -> tuple[int, int]:
-    """The columns of step and value in a file without a header."""
+    """Returns the columns of step and value in a file without a header."""
     width = len(rows[0][1])
     if width < 2:
         raise UsageError(f"{path} has one column; expected a csv with a header step,value")
@@ -108,7 +109,7 @@ def _plain(path: Path, rows: Sequence[tuple[int, list[str]]], step: str | None) 
 def _columns(
     path: Path, header: Sequence[str], body: Sequence[Sequence[str]], metric: str | None, step: str | None
 ) -> tuple[int, int]:
-    """The columns of step and value, by the names that were given or that loggers use."""
+    """Returns the columns of step and value, by the given names or the names that loggers use."""
     if len(header) < 2:
         raise UsageError(f"{path} has one column; expected a csv with a header step,value")
     at = _named(path, header, step) if step is not None else _step_column(path, header, body)
@@ -126,7 +127,7 @@ def _columns(
 
 
 def _named(path: Path, header: Sequence[str], name: str) -> int:
-    """The column called `name`."""
+    """Returns the index of the column called `name`."""
     if name not in header:
         raise unknown("column", name, header)
     if header.count(name) > 1:
@@ -137,7 +138,7 @@ def _named(path: Path, header: Sequence[str], name: str) -> int:
 
 
 def _step_column(path: Path, header: Sequence[str], body: Sequence[Sequence[str]]) -> int:
-    """The column that a logger would call the step, or a pandas index that is more than the number of the row."""
+    """Returns the column with a step's name, or a pandas index that does not merely count the rows."""
     for names in STEP_NAMES:
         found = [index for index, name in enumerate(header) if _last(name) in names]
         if len(found) == 1:
@@ -158,7 +159,7 @@ def _may_be_curve(name: str) -> bool:
 
 
 def _last(name: str) -> str:
-    """What a name says after its group: `trainer/global_step` -> `global_step`, `Wall time` -> `wall_time`."""
+    """Returns a name without its prefix: `trainer/global_step` -> `global_step`, `Wall time` -> `wall_time`."""
     return name.lower().rpartition("/")[2].replace(" ", "_").replace("-", "_")
 
 

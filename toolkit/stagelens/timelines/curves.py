@@ -1,4 +1,4 @@
-"""Curves: one number per step of a series, and the name by which everybody asks for it.
+"""Curves: one number per step of a series, and the name of each.
 
 A series has dims. Only `AVERAGED` dims (layers, heads, positions) are averaged, because their elements are instances of
 one quantity. Every other dim (references, directions, groups, sides, quantities, parameters, ...) names different
@@ -202,7 +202,7 @@ def mean_of_measured(values: Floats, axis: int) -> Floats:
 
 
 def _is_named(dim: str, columns: Sequence[Column]) -> bool:
-    """True if the elements of `dim` are different quantities that have to be told apart."""
+    """True if the elements of `dim` are different quantities, which need separate names."""
     if dim in AVERAGED:
         return False
     known = {tuple(_labels(column, dim)) if dim in column.dims else () for column in columns}

@@ -22,7 +22,7 @@ FIXED = ("step", "series", "value", "label")  # columns of a table; a dim of suc
 
 
 def export(run: Run, format: str, path: Path | None = None) -> Path:
-    """Writes the timeline of `run` and returns where."""
+    """Writes the timeline of `run` and returns the path of the file."""
     if format not in ENDINGS:
         raise unknown("format", format, ENDINGS)
     if not len(run.timeline.steps):
@@ -39,9 +39,9 @@ def export(run: Run, format: str, path: Path | None = None) -> Path:
 
 
 def tidy(timeline: Timeline) -> pandas.DataFrame:
-    """One row per number: step, series, the coordinates of every dim that occurs, value, label.
+    """Returns a table with one row per number: step, series, a column for each dim, value, label.
 
-    `label` is what the value stands for in a series of codes. A cell is empty if the series has no such dim or labels.
+    `label` is the label of a code. A cell is empty if the series has no such dim, or no labels.
     """
     import pandas
 
@@ -66,9 +66,9 @@ def tidy(timeline: Timeline) -> pandas.DataFrame:
 
 
 def netcdf(timeline: Timeline) -> xarray.Dataset:
-    """The dataset with names and steps that netCDF takes: it has no '/' in a name, and no whole numbers beyond 2^31.
+    """Returns the dataset with names and steps that netCDF allows: no '/' in a name, no integers beyond 2^31.
 
-    The attribute `series` of a variable has its own name.
+    The attribute `series` of a variable is its original name.
     """
     dataset = timeline.dataset
     if np.abs(timeline.steps).max(initial=0) >= 2**31:

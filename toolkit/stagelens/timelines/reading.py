@@ -32,7 +32,7 @@ class Reading:
     labels: tuple[str, ...] = ()
 
     def array(self) -> NDArray[np.float64]:
-        """The values as float64, shaped by the dims."""
+        """Returns the values as float64, with one axis per dim."""
         import numpy as np
 
         values = self.values
@@ -51,7 +51,7 @@ class Reading:
         return array
 
     def scalars(self) -> dict[str, float]:
-        """Each number under a name of its own, for tools that know no dims: `sparsity` -> `sparsity/layer 0/head 1`."""
+        """Returns each number under its own name, for tools without dims: `sparsity` -> `sparsity/layer 0/head 1`."""
         from itertools import product
 
         array = self.array()

@@ -25,7 +25,7 @@ LARGEST_STEP = 1e100  # beyond any training or flow; an axis needs room above it
 
 @dataclass(frozen=True)
 class Column:
-    """One series of a measurement: its name, dims, shape, coordinates and, where categorical, labels."""
+    """One series of a measurement: its name, dims, shape, coordinates and, if it is categorical, labels."""
 
     name: str
     dims: tuple[str, ...]
@@ -33,7 +33,7 @@ class Column:
     coords: tuple[tuple[str, tuple[Any, ...]], ...]
     labels: tuple[str, ...] = ()
 
-    def __hash__(self) -> int:  # of all fields it would take most of the time of storing a flow
+    def __hash__(self) -> int:  # hashing all fields would take most of the time of storing a flow
         return hash(self.name)
 
     @property
@@ -44,7 +44,7 @@ class Column:
         return dict(self.coords).get(dim) or tuple(range(self.shape[self.dims.index(dim)]))
 
     def label(self, code: float) -> str:
-        """What `code` stands for; a code without a label stands for itself."""
+        """Returns the label of `code`, or the code itself as text if it has none."""
         return label_of(self.labels, code)
 
 
@@ -53,7 +53,7 @@ def label_of(labels: Sequence[str], code: float) -> str:
 
 
 def flags(labels: Sequence[str]) -> dict[str, Any]:
-    """The attributes of a series of codes: `labels` has the exact names, as JSON; the others are CF's.
+    """Returns the attributes of a series of codes: `labels` has the exact names as JSON; the others follow CF.
 
     CF separates `flag_meanings` by blanks and allows few other characters, so the names are adapted there.
     """
@@ -63,7 +63,7 @@ def flags(labels: Sequence[str]) -> dict[str, Any]:
 
 
 def distinct(names: Iterable[str]) -> list[str]:
-    """`names` in their order; one that is there already gets a number."""
+    """Returns `names` in their order; a repeated one gets a number."""
     found: list[str] = []
     for name in names:
         number = 1
@@ -86,7 +86,7 @@ class Measurement:
 
 
 def plain_step(step: Any) -> float:
-    """`step` as a finite number of Python. It is an int if it was one and float64 has it exactly."""
+    """Returns `step` as a finite Python number: an int if it was one and float64 represents it exactly."""
     number = step.item() if getattr(step, "ndim", None) == 0 else step  # of numpy or torch
     if not isinstance(number, int | float) or isinstance(number, bool) or not abs(number) <= LARGEST_STEP:
         raise UsageError(
@@ -97,7 +97,7 @@ def plain_step(step: Any) -> float:
 
 
 def pack(step: float, readings: Iterable[Reading], known: Mapping[str, Column] | None = None) -> Measurement:
-    """`readings` as one measurement; a column that is among the `known` ones is taken from there."""
+    """Returns `readings` as one measurement; an unchanged column is taken from the `known` ones."""
     step = plain_step(step)
     columns, values = [], []
     for reading in readings:
@@ -108,7 +108,7 @@ def pack(step: float, readings: Iterable[Reading], known: Mapping[str, Column] |
 
 
 def column_of(reading: Reading, shape: tuple[int, ...], known: Column | None = None) -> Column:
-    """The column of `reading`; `known` itself where nothing about it is different."""
+    """Returns the column of `reading`: `known` itself if it is equal."""
     form = (tuple(reading.dims), shape, tuple((dim, tuple(labels)) for dim, labels in reading.coords.items()))
     labels = tuple(reading.labels)
     if known is not None and (known.dims, known.shape, known.coords) == form and known.labels == labels:
@@ -118,7 +118,7 @@ def column_of(reading: Reading, shape: tuple[int, ...], known: Column | None = N
 
 
 def joined(known: Column, other: Column) -> Column:
-    """The column that has every coordinate and label of both; those of `known` come first, in its order."""
+    """Returns a column with every coordinate and label of both, first those of `known`."""
     if set(known.dims) != set(other.dims):
         raise UsageError(f"series {known.name!r} has dims {known.dims} at some steps and {other.dims} at others")
     coordinates = {dim: tuple(dict.fromkeys(known.coordinate(dim) + other.coordinate(dim))) for dim in known.dims}
@@ -129,7 +129,7 @@ def joined(known: Column, other: Column) -> Column:
 
 
 def check_same(column: Column, before: Column) -> None:
-    """Refuses a `column` that has other dims, coordinates or labels than `before`; their order may differ."""
+    """Raises a ValueError if `column` has other dims, coordinates or labels than `before`; their order may differ."""
     if sorted(zip(column.dims, column.shape, strict=True)) != sorted(zip(before.dims, before.shape, strict=True)):
         was, now = (dict(zip(one.dims, one.shape, strict=True)) for one in (before, column))
         raise ValueError(f"reading {column.name!r} changed from shape {was} to {now}")
@@ -140,7 +140,7 @@ def check_same(column: Column, before: Column) -> None:
 
 
 def placed(values: Floats, column: Column, target: Column) -> Floats:
-    """`values` [n, *column.shape] where `target` has them, [n, *target.shape]; nan where `column` has none.
+    """Returns `values` [n, *column.shape] in the layout of `target`, [n, *target.shape]; nan if `column` has none.
 
     Dims, coordinates and labels are matched by name, so their order does not matter.
     """
@@ -155,13 +155,13 @@ def placed(values: Floats, column: Column, target: Column) -> Floats:
 
 
 def _places(column: Column, target: Column, dim: str) -> list[int]:
-    """Where `target` has each coordinate of `column`."""
+    """Returns the index in `target` of each coordinate of `column`."""
     index = {label: place for place, label in enumerate(target.coordinate(dim))}
     return [index[label] for label in column.coordinate(dim)]
 
 
 def _recoded(codes: Floats, new: Sequence[int]) -> Floats:
-    """`codes` with `new[code]` for every code that has a label."""
+    """Returns `codes` with `new[code]` for every code that has a label."""
     labelled = (codes >= 0) & (codes < len(new)) & (codes == np.floor(codes))
     found = codes.copy()
     found[labelled] = np.asarray(new, dtype=np.float64)[codes[labelled].astype(np.int64)]
@@ -174,14 +174,14 @@ def layout_to_json(layout: Layout) -> str:
 
 
 def layout_from_json(text: str) -> Layout:
-    """The layout that `layout_to_json` wrote; what it cannot have written is a `ValueError`."""
+    """Reads a layout that `layout_to_json` wrote; anything else is a `ValueError`."""
     read = json.loads(text)
-    json.dumps(read, ensure_ascii=False).encode()  # half a surrogate pair is no text that can be shown
+    json.dumps(read, ensure_ascii=False).encode()  # raises an error for half a surrogate pair
     layout = tuple(
         Column(n, tuple(d), tuple(s), tuple((k, tuple(v)) for k, v in c), tuple(b)) for n, d, s, c, b in read
     )
     if len({column.name for column in layout}) < len(layout) or not all(map(_can_be, layout)):
-        raise ValueError("its layout is none of a timeline")
+        raise ValueError("its layout is not that of a timeline")
     return layout
 
 
@@ -199,8 +199,8 @@ def _can_be(column: Column) -> bool:
 class Timeline(Mapping[str, Any]):
     """`timeline.dataset` is an `xarray.Dataset` over `step`; `timeline[name]` one `DataArray` of it.
 
-    The steps are strictly increasing. Of two measurements of one step the later one counts. A series whose coordinates
-    or labels change from one measurement to another is put together by their names.
+    The steps are strictly increasing. Of two measurements of one step the later one counts. If the coordinates or
+    labels of a series change between measurements, they are matched by name.
     """
 
     def __init__(self, measurements: Sequence[Measurement], attributes: Mapping[str, Any] | None = None) -> None:
@@ -216,7 +216,7 @@ class Timeline(Mapping[str, Any]):
 
     @cached_property
     def _rows(self) -> dict[Layout, NDArray[np.int64]]:
-        """The places of the measurements with each layout. A layout that many share is hashed and compared once."""
+        """The indices of the measurements with each layout. A layout that many share is hashed and compared once."""
         shared: dict[int, list[int]] = {}
         for index, measurement in enumerate(self._measurements):
             shared.setdefault(id(measurement.layout), []).append(index)
@@ -229,7 +229,7 @@ class Timeline(Mapping[str, Any]):
     def steps(self) -> NDArray[Any]:
         """The measured steps (int64), or times of a flow (float64), sorted."""
         steps = np.array([m.step for m in self._measurements], dtype=np.float64)
-        with np.errstate(invalid="ignore"):  # a time beyond the whole numbers
+        with np.errstate(invalid="ignore"):  # a time beyond the range of int64
             whole = steps.astype(np.int64)
         return whole if np.array_equal(whole, steps) else steps
 
@@ -239,13 +239,13 @@ class Timeline(Mapping[str, Any]):
         return self._columns[name]
 
     def series(self, name: str) -> Floats:
-        """The values of `name`, [step, ...]; nan where it was not measured."""
+        """Returns the values of `name`, [step, ...]; nan if it was not measured."""
         column = self.column(name)
         return self._values[name].reshape(len(self._measurements), *column.shape)
 
     @cached_property
     def _values(self) -> dict[str, Floats]:
-        """Each column's values, [step, size], gathered one layout at a time."""
+        """The values of each column, [step, size], collected one layout at a time."""
         values = {name: np.full((len(self._measurements), c.size), np.nan) for name, c in self._columns.items()}
         for layout, rows in self._rows.items():
             block = np.stack([self._measurements[row].values for row in rows])
@@ -260,9 +260,9 @@ class Timeline(Mapping[str, Any]):
         return values
 
     def scalar(self, name: str, place: Mapping[str, Any] | None = None) -> tuple[NDArray[Any], Floats]:
-        """(steps, values) of a series of one number a step, without the steps at which it was not measured.
+        """Returns (steps, values) of a series of one number per step, at the steps at which it was measured.
 
-        `place` picks one number of a series with dims, by coordinate: `{"head": 2}`.
+        `place` picks one number of a series with dims, by coordinate: `{"head": 2}`. Nothing is averaged.
         """
         column = self.column(name)
         values = self.series(name)

@@ -1,5 +1,4 @@
 from .ensemble import Ensemble as Ensemble, run_ensemble as run_ensemble
-from .loop import Trainer as Trainer
 from .plan import probe_names as probe_names, resolve_task as resolve_task
 from .running import run as run
 from .saved_checkpoints import (

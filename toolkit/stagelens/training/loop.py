@@ -6,29 +6,15 @@ import math
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Protocol
 
 from stagelens.base import EnvironmentFault, untouched_rng
-from stagelens.experiments import CHECKPOINTS, SMALLER, Diverged, Training, eval_batch
+from stagelens.experiments import CHECKPOINTS, SMALLER, Diverged, Trainer, Training, eval_batch
 from stagelens.recording import Observed, Recorder
 from stagelens.runs import Store, checkpoint, read_measurements
 from stagelens.timelines import Measurement, Reading
 from stagelens.training.writer import Progress, Writer, graceful, throttled
 
-if TYPE_CHECKING:
-    from torch import Tensor
-
 CHECK_EVERY = 50  # steps between looks at whether the loss is still finite
-
-
-class Trainer(Protocol):
-    """What advances the models of the tracks: a training, or several stacked."""
-
-    loss: Tensor | None  # of the last step: [], or one for each track
-
-    def enter_phase(self, step: int) -> None: ...
-
-    def advance(self, step: int) -> None: ...
 
 
 class Track:

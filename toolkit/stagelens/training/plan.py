@@ -1,9 +1,9 @@
-"""The plan: a run before it starts, with everything that the user can have mistaken checked."""
+"""The plan: a run before it starts, with all user input checked."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -22,17 +22,14 @@ from stagelens.runs import (
     FILE,
     Manifest,
     Notify,
-    Run,
     choose_folder,
     defect_of,
-    held,
     load_manifest,
     runs_folder,
-    taken_up,
     this_process,
     versions,
 )
-from stagelens.training.writer import Writer, late_times, tell
+from stagelens.training.writer import Writer, late_times, writing
 
 if TYPE_CHECKING:
     from stagelens.experiments import Training
@@ -40,7 +37,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Plan:
-    """A run before it starts: everything about it is known and checked, and nothing is on disk."""
+    """A run before it starts: everything about it is known and checked, and nothing is on disk yet."""
 
     experiment: Experiment
     manifest: Manifest
@@ -74,25 +71,9 @@ class Plan:
             for warning in self.manifest.warnings:
                 notify(warning)
 
-    @contextmanager
-    def writing(self, folder: Path) -> Iterator[Writer]:
-        """The one writer of the run in `folder`, while it lives; observers hear of its start and end."""
-        with held(folder):
-            manifest = self.manifest
-            if (folder / FILE).exists():
-                manifest = taken_up(folder, manifest, self.probes)
-            manifest.save(folder)
-            writer = Writer(Run(folder, self.host), manifest, self.host)
-            tell(self.host, "stagelens_run_started", run=writer.run)
-            try:
-                yield writer
-            finally:
-                writer.run = Run(folder, self.host)
-                problems: dict[str, str] = {}
-                with noting(problems, "stagelens_run_finished"):
-                    tell(self.host, "stagelens_run_finished", run=writer.run)
-                writer.note(problems)
-                writer.run = Run(folder, self.host)
+    def writing(self, folder: Path) -> AbstractContextManager[Writer]:
+        """Opens the run in `folder` to write it."""
+        return writing(folder, self.manifest, self.host, self.probes, self.experiment)
 
 
 def plan_run(
@@ -105,7 +86,7 @@ def plan_run(
     probes: Sequence[str] | None,
     host: Host,
 ) -> Plan:
-    """What `run` would do; the user's mistakes are told here."""
+    """Returns what `run` will do. Mistakes of the user raise here."""
     plugin, kind = resolve_task(task, host)
     experiment = kind(make_config(kind.Config, kind.presets, preset, as_settings(settings)), seed)
     manifest = _manifest(experiment, plugin, preset, device)

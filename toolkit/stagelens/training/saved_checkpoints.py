@@ -6,7 +6,6 @@ import hashlib
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from contextlib import closing
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from itertools import pairwise
@@ -20,7 +19,7 @@ from stagelens.base import EnvironmentFault, UsageError, generator, parse_json, 
 from stagelens.host import Host, make_host
 from stagelens.recording import Recorder
 from stagelens.runs import FILE, Manifest, Run, Store, check_size, runs_folder, this_process, versions
-from stagelens.training.writer import Page, Progress
+from stagelens.training.writer import Page, Progress, Writer, graceful, throttled, writing
 
 CONFIG = "config.json"
 ENDINGS = (".safetensors", ".pt", ".pth", ".bin")
@@ -83,8 +82,7 @@ def probe_series(
     next-token losses are then skipped, because nothing predicts random tokens.
     """
     host = host or make_host()
-    steps = list(series.files)
-    first = series.files[steps[0]]
+    first = next(iter(series.files.values()))
     model = build(_config_beside(first), first)
     folder = _new_folder(runs_folder(runs), name or f"probe-{_title(first)}")
     recorder = Recorder(
@@ -94,30 +92,37 @@ def probe_series(
         loss=None if batch is None else next_token_loss,
         random_batch=batch is None,
         host=host,
+        strict=True,
     )
     measured_on = batch_name if batch is not None else f"random tokens, seed {RANDOM_SEED}"
     manifest = _manifest(series, recorder, measured_on)
-    manifest.save(folder)
-    with closing(Store(folder)) as store:
-        before: tuple[str, Path] | None = None
+    with writing(folder, manifest, host) as writer:
+        with writer.recording() as store:
+            _measure_all(series, recorder, writer, store, progress)
+        if page is not None:
+            writer.finish(page)
+    return writer.run
+
+
+def _measure_all(series: Series, recorder: Recorder, writer: Writer, store: Store, progress: Progress | None) -> None:
+    """Measures every checkpoint of the series with its weights in the recorder's model. A signal stops in between."""
+    manifest, report = writer.manifest, throttled(progress, len(series.files))
+    before: tuple[str, Path] | None = None
+    with graceful() as stop:
         for index, (step, path) in enumerate(series.files.items()):
-            digest = fill(model, path)
+            digest = fill(recorder.context.model, path)
             if before is not None and before[0] == digest:
                 series.warnings.append(f"{before[1]} and {path} hold identical weights")
             before = (digest, path)
-            recorder.measure(step)
+            readings = recorder.measure(step)
             store.add(recorder.measurements[-1])
-            manifest.step = step
-            if progress is not None:
-                progress(index + 1, len(steps), None)
-        manifest.timeline = store.digest()
-    manifest.skipped, manifest.problems = dict(recorder.skipped), dict(recorder.problems)
-    manifest.warnings, manifest.status = series.warnings, "finished"
-    manifest.save(folder)
-    run = Run(folder, host)
-    if page is not None:
-        page(run)
-    return run
+            manifest.step, manifest.warnings = step, series.warnings
+            manifest.skipped, manifest.problems = dict(recorder.skipped), dict(recorder.problems)
+            writer.tell(step, readings)
+            report(index + 1, None)
+            if stop.is_set():
+                break
+    writer.status = "finished" if step == manifest.steps else "interrupted"
 
 
 def build(config: Path, checkpoint: Path) -> Any:

@@ -12,7 +12,7 @@ from torch.func import functional_call
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 
-from stagelens.experiments import Batch, FirstBad, Task, Training, fused
+from stagelens.experiments import Batch, FirstBad, Task, Training, fused, update
 from stagelens.training.flatten_graph import traced
 
 # Optimizers whose update of a number depends on that number's own gradients alone.
@@ -67,13 +67,7 @@ class Stacked:
     def advance(self, step: int) -> None:
         """The update of `step` in every member."""
         self.enter_phase(step)
-        self.loss = self.backward(step)
-        if self.task.config.clip:
-            self.gradient_norm = self._clip(self.task.config.clip)
-        self.optimizer.step()
-        if self.scheduler is not None and not (step + 1) % self.task.scheduler_every:
-            self.scheduler.step()
-        self.bad.note(step, self.loss)
+        update(self, step, self.backward(step))
 
     def backward(self, step: int) -> Tensor:
         """The members' losses on their own batches of `step`, [seed]; each parameter's `.grad` becomes its gradient."""
@@ -168,7 +162,7 @@ class Stacked:
         for name, parameter in self.members[0].model.named_parameters():
             self.parameters[name].requires_grad_(parameter.requires_grad)
 
-    def _clip(self, most: float) -> Tensor:
+    def clip(self, most: float) -> Tensor:
         """Scales each member's gradient to a norm of at most `most`, as `clip_grad_norm_` does; the norms, [seed]."""
         gradients = [p.grad for p in self.parameters.values() if p.grad is not None]
         norms = torch.stack(

@@ -1,4 +1,4 @@
-"""The writer: keeps a run on disk true while it is made, whatever happens."""
+"""The writer: it keeps a run on disk complete and correct while the run is made, whatever happens."""
 
 from __future__ import annotations
 
@@ -25,12 +25,15 @@ from stagelens.host import Host
 from stagelens.recording import armed, contained
 from stagelens.runs import (
     DETECTOR,
+    FILE,
     Manifest,
     Run,
+    Status,
     Store,
-    read_measurements,
+    held,
+    taken_up,
 )
-from stagelens.timelines import Reading, Timeline
+from stagelens.timelines import Reading
 
 if TYPE_CHECKING:
     import torch
@@ -41,21 +44,23 @@ Page = Callable[[Run], Any]  # shows a finished run, such as `write_report`
 
 
 class Writer:
-    """The one writer of a run: keeps its manifest true, whatever happens. `status` is what the run ends with."""
+    """The one writer of an open run: it keeps the manifest on disk up to date. `status` is what the run ends with."""
 
-    def __init__(self, run: Run, manifest: Manifest, host: Host) -> None:
-        self.run, self.manifest, self.host = run, manifest, host
-        self.folder = run.folder
-        self.status, self.error = "failed", ""
+    def __init__(self, run: Run, host: Host) -> None:
+        self.run, self.host = run, host
+        self.folder, self.manifest = run.folder, run.manifest
+        self.status: Status = "failed"
+        self.error = ""
 
     @contextmanager
-    def recording(self, experiment: Experiment) -> Iterator[Store]:
-        """The open store. At the end, theory is compared with it; what broke the block off is written down."""
+    def recording(self, experiment: Experiment | None = None) -> Iterator[Store]:
+        """Yields the open store. Then compares theory with the measurements, and saves how the block ended."""
         started, before = time.monotonic(), self.manifest.seconds
         store = Store(self.folder)
         try:
             yield store
-            if self.status != "failed" or isinstance(experiment, Flow):
+            self.run.refresh()
+            if experiment is not None and (self.status != "failed" or isinstance(experiment, Flow)):
                 self._compare_with_theory(experiment)
         except KeyboardInterrupt:
             self.status = "interrupted"
@@ -68,41 +73,41 @@ class Writer:
             self.status, self.error = "failed", " ".join([f"{type(defect).__name__}: {defect}", *notes])
             raise
         finally:
+            if self.error:
+                self.run.refresh()
             self.manifest.status, self.manifest.error = self.status, self.error
             self.manifest.seconds = before + time.monotonic() - started
-            with suppress(EnvironmentFault) if self.error else nullcontext():  # what went wrong first is what is told
+            with suppress(EnvironmentFault) if self.error else nullcontext():  # the first error is the one to report
                 _close(store, self.manifest, self.folder)
 
     def _compare_with_theory(self, experiment: Experiment) -> None:
-        """Scores the predictions; one that raises is a problem of the plugin, and the others are scored."""
-        timeline, problems = Timeline(read_measurements(self.folder)), self.manifest.plugin_problems
+        """Scores the predictions. One that raises becomes a problem of the plugin, and the others are scored."""
+        timeline, problems, events = self.run.timeline, self.manifest.plugin_problems, self.manifest.events
         predictions: list[Prediction] = []
         with noting(problems, "predictions()", experiment, experiment.predictions):
             predictions = list(experiment.predicted)
         scores: list[Score] | None = None
         with noting({}, "all at once"):
-            scores = score(predictions, timeline, self.manifest.events)
+            scores = score(predictions, timeline, events, self.run.detect)
         if scores is None:
             given, predictions = predictions, []
             for one in given:
                 with noting(problems, f"prediction {one.name!r}", experiment, experiment.predictions):
-                    score([one], timeline, self.manifest.events)
+                    score([one], timeline, events, self.run.detect)
                     predictions.append(one)
-            scores = score(predictions, timeline, self.manifest.events)
+            scores = score(predictions, timeline, events, self.run.detect)
         self.manifest.predictions = [found.to_dict() for found in scores]
         missed = [one for one, found in zip(predictions, scores, strict=True) if found.measured is None]
         self.manifest.warnings = late_times(missed, self.manifest)
 
     def finish(self, page: Page) -> None:
         """Stores the stages in the manifest, then calls `page` with the run. What `page` raises becomes a problem."""
-        run = Run(self.folder, self.host)
-        self.manifest.stages, self.manifest.detector = run.found_stages(), DETECTOR
+        self.manifest.stages, self.manifest.detector = self.run.found_stages(), DETECTOR
         self.manifest.save(self.folder)
         if self.manifest.status != "failed":
-            run.manifest.stages, run.manifest.detector = self.manifest.stages, DETECTOR
-            with noting(run.noted, "report"):
-                page(run)
-            self.note(run.noted)
+            with noting(self.run.noted, "report"):
+                page(self.run)
+            self.note(self.run.noted)
 
     def note(self, problems: Mapping[str, str]) -> None:
         """Writes problems into the manifest."""
@@ -122,7 +127,35 @@ class Writer:
         self.status = "failed" if trajectory.error else "finished"
 
     def tell(self, step: float, readings: Sequence[Reading]) -> None:
+        """Calls the observers after a measurement; the run that they get has it in its timeline."""
+        self.run.refresh()
         tell(self.host, "stagelens_reading_recorded", run=self.run, step=step, readings=readings)
+
+
+@contextmanager
+def writing(
+    folder: Path, manifest: Manifest, host: Host, probes: Sequence[str] | None = None, experiment: Any = None
+) -> Iterator[Writer]:
+    """Opens the run in `folder`, and yields its one writer. Observers are called at the start and at the end.
+
+    A run that is in `folder` already is resumed, if it has the task, config, seed and `probes` of `manifest`.
+    """
+    with held(folder):
+        if (folder / FILE).exists():
+            manifest = taken_up(folder, manifest, probes)
+        manifest.save(folder)
+        run = Run(folder, host, manifest)
+        if experiment is not None:
+            run.experiment = experiment
+        writer = Writer(run, host)
+        tell(host, "stagelens_run_started", run=run)
+        try:
+            yield writer
+        finally:
+            problems: dict[str, str] = {}
+            with noting(problems, "stagelens_run_finished"):
+                tell(host, "stagelens_run_finished", run=run)
+            writer.note(problems)
 
 
 def late_times(predictions: Sequence[Prediction], manifest: Manifest) -> list[str]:
@@ -131,7 +164,7 @@ def late_times(predictions: Sequence[Prediction], manifest: Manifest) -> list[st
 
 
 def tell(host: Host, hook: str, **about: Any) -> None:
-    """Tells the plugins. One that raises or hangs stops the run, with a note of its name; what is on disk stays."""
+    """Calls the plugin hook `hook`. A plugin that raises or hangs stops the run, and the error names the plugin."""
     caller = getattr(host.manager.hook, hook)
     try:
         with armed(), contained():
@@ -146,7 +179,7 @@ def tell(host: Host, hook: str, **about: Any) -> None:
 
 
 def throttled(progress: Progress | None, steps: float) -> Callable[[float, torch.Tensor | None], None]:
-    """The progress callback, at most ten times a second: reading a loss waits for the device."""
+    """Returns `progress`, called at most ten times a second: reading a loss waits for the device."""
     last = 0.0
 
     def report(step: float, loss: torch.Tensor | None) -> None:
@@ -161,7 +194,7 @@ def throttled(progress: Progress | None, steps: float) -> Callable[[float, torch
 
 @contextmanager
 def graceful() -> Iterator[threading.Event]:
-    """SIGINT and SIGTERM set the yielded event, so that the step in hand is finished; a second one stops at once."""
+    """Yields an event that SIGINT and SIGTERM set, so that the current step ends first; a second one stops at once."""
     stop = threading.Event()
     if threading.current_thread() is not threading.main_thread():
         yield stop
@@ -181,7 +214,7 @@ def graceful() -> Iterator[threading.Event]:
 
 
 def _close(store: Store, manifest: Manifest, folder: Path) -> None:
-    """Closes the store and saves the manifest, whichever of the two still can."""
+    """Closes the store and saves the manifest, even if one of the two fails."""
     try:
         manifest.timeline = store.digest()
         store.close()

@@ -1,4 +1,4 @@
-"""Executors: where the jobs of a sweep are done. All use the same function for them, and so get the same runs."""
+"""Executors run the jobs of a sweep. All of them call the same function, so they produce the same runs."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from stagelens.sweeps.executors.work import Job, Outcome
 __all__ = ["EXECUTORS", "Executor", "Job", "Outcome", "make_executor"]
 
 EXECUTORS = ("local", "ray")
-RETRIES = 1  # how often a job is done again after its worker died
+RETRIES = 1  # how often a job is repeated after its worker died
 
 
 class Executor(Protocol):
-    """Does jobs, and yields what came of each as it ends, in any order. Closing the generator stops the workers."""
+    """Runs jobs and yields the outcome of each as it ends, in any order. Closing the generator stops the workers."""
 
     def run(self, jobs: Sequence[Job]) -> Generator[tuple[Job, Outcome]]: ...
 
@@ -23,7 +23,7 @@ class Executor(Protocol):
 def make_executor(
     name: str, workers: int | None = None, address: str | None = None, results: str = "shared"
 ) -> Executor:
-    """The executor called `name`. `workers`: how many jobs at a time (None: one per core)."""
+    """Returns the executor called `name`. `workers` is the number of jobs at a time (None: one per core)."""
     if name == "local":
         from stagelens.sweeps.executors.local import Local
 

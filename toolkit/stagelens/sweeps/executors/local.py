@@ -20,13 +20,13 @@ from stagelens.sweeps.executors.work import Job, Outcome, perform
 if TYPE_CHECKING:
     from multiprocessing.context import SpawnProcess
 
-PATIENCE = 10.0  # seconds that a worker has to write its checkpoint when it is told to stop
+PATIENCE = 10.0  # seconds that a worker has to write its checkpoint when it is stopped
 
 
 class Local:
-    """`workers` processes, each with its share of cores and, if there are several, one of the GPUs.
+    """Runs jobs in `workers` processes, each with its fraction of the cores and, if there are several, one of the GPUs.
 
-    A worker that dies costs its job one more try.
+    A job whose worker dies is repeated `retries` times.
     """
 
     def __init__(self, workers: int | None = None, retries: int = RETRIES) -> None:
@@ -47,7 +47,7 @@ class Local:
                 for worker in _heard_from(team):
                     job, tries = worker.job, worker.tries
                     outcome = worker.answer()
-                    if outcome is None or outcome.interrupted:  # it died, or was told to by somebody else
+                    if outcome is None or outcome.interrupted:  # it died, or another process stopped it
                         team[team.index(worker)] = _Worker(self.threads, worker.gpu)
                         if job is not None and tries < self.retries:
                             waiting.appendleft((job, tries + 1))
@@ -59,11 +59,11 @@ class Local:
             _dismiss(team)
 
 
-READY = Outcome()  # what a worker says when it has started
+READY = Outcome()  # what a worker sends when it has started
 
 
 class _Worker:
-    """A spawned process, and the job that it has in hand."""
+    """A spawned process, and the job that it runs."""
 
     def __init__(self, threads: int, gpu: str | None = None) -> None:
         context = get_context("spawn")
@@ -79,11 +79,11 @@ class _Worker:
 
     def give(self, job: Job, tries: int) -> None:
         self.job, self.tries = job, tries
-        with suppress(OSError):  # it is dead; `answer` will say so
+        with suppress(OSError):  # it is dead; `answer` returns None then
             self.pipe.send(replace(job, threads=self.threads))
 
     def answer(self) -> Outcome | None:
-        """What the worker says: that it has started, or what came of its job; None where it died."""
+        """Returns what the worker sent: `READY`, or the outcome of its job; None if it died."""
         try:
             said: Outcome = self.pipe.recv()
         except (EOFError, OSError):
@@ -101,7 +101,7 @@ class _Worker:
 
 
 def _heard_from(team: Sequence[_Worker]) -> list[_Worker]:
-    """The workers that have something to say, or have died; waits for one."""
+    """Waits until a worker sends something or dies, and returns all that did."""
     ready = connection.wait([worker.pipe for worker in team])
     return [worker for worker in team if worker.pipe in ready]
 
@@ -114,7 +114,7 @@ def _death(worker: _Worker, tries: int, job: Job | None) -> Outcome:
 
 
 def _dismiss(team: Sequence[_Worker]) -> None:
-    """Lets idle workers end, stops busy ones at their next checkpoint, and waits for all."""
+    """Ends idle workers, stops busy ones at their next checkpoint, and waits for all."""
     for worker in team:
         if worker.job is None:
             worker.pipe.close()
@@ -129,10 +129,10 @@ def _dismiss(team: Sequence[_Worker]) -> None:
 
 
 def _serve(pipe: Connection) -> None:
-    """What a worker does: one job after another, until nobody asks any more."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the sweep decides what Ctrl-C means for its workers
+    """Runs one job after another in a worker, until the pipe closes."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the sweep handles Ctrl-C for its workers
     threading.Thread(target=_end_with_the_sweep, daemon=True).start()
-    os.dup2(2, 1)  # stdout belongs to the sweep's own answer
+    os.dup2(2, 1)  # stdout is reserved for the answer of the sweep
     try:
         pipe.send(READY)
         while True:
@@ -145,7 +145,7 @@ def _serve(pipe: Connection) -> None:
 
 
 def _end_with_the_sweep() -> None:
-    """Stops this worker at its next step when the sweep has died: nobody waits for it, and another may want its run."""
+    """Stops this worker at its next step if the sweep dies: another sweep may continue its run."""
     sweep = parent_process()
     if sweep is not None:
         connection.wait([sweep.sentinel])

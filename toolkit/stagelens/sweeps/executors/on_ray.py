@@ -1,4 +1,4 @@
-"""Workers of a ray cluster: one that is there, by its address, or one made on this machine for the sweep."""
+"""Workers of a ray cluster: an existing one, by its address, or one started on this machine for the sweep."""
 
 from __future__ import annotations
 
@@ -35,11 +35,11 @@ from stagelens.sweeps.executors.work import Job, Outcome, perform
 TIME_LIMIT = 15.0  # seconds in which a cluster must answer
 PATIENCE = 10.0  # seconds that running jobs have to write their checkpoints
 RESULTS = ("shared", "returned")
-DEATHS = r"worker died or was killed while executing a task|^Task perform\w* failed"  # what ray prints of them
+DEATHS = r"worker died or was killed while executing a task|^Task perform\w* failed"  # what ray prints about them
 
 
 class OnRay:
-    """Jobs as ray tasks. `results`: runs are written to a `shared` folder, or `returned` and written here."""
+    """Runs jobs as ray tasks. Their runs are written to a `shared` directory, or `returned` and written here."""
 
     def __init__(
         self,
@@ -72,7 +72,7 @@ class OnRay:
     def _done(self, ray: Any, jobs: Sequence[Job]) -> Generator[tuple[Job, Outcome]]:
         there = ray.cluster_resources()
         options = self._options(jobs[0].device, there)
-        options["num_cpus"] = min(options["num_cpus"], _largest_node(ray))  # for more, ray would wait for ever
+        options["num_cpus"] = min(options["num_cpus"], _largest_node(ray))  # with more, ray would wait forever
         work = ray.remote(perform if self.results == "shared" else perform_apart).options(**options)
         at_a_time = self.workers or _at_a_time(options, there)
         waiting = deque(_on_any_gpu(job) for job in jobs)
@@ -94,14 +94,14 @@ class OnRay:
                 ray.wait(list(running), num_returns=len(running), timeout=PATIENCE)
 
     def _options(self, device: str, there: Mapping[str, float]) -> dict[str, Any]:
-        """What a job asks of a cluster that has the resources `there`: CPUs, and a GPU if its device is one.
+        """Returns what a job requests from a cluster with the resources `there`: CPUs, and a GPU if its device is one.
 
         Ray hides the GPUs from a task that requests none, and `auto` would mean the CPU there.
         """
         variables = worker_environment(self.threads)
         variables |= {name: value for name, value in os.environ.items() if name == ALLOW}
         gpus = 1 if wants_gpu(device) and (device != "auto" or there.get("GPU", 0) >= 1) else 0
-        if gpus > there.get("GPU", 0):  # ray would wait for one for ever
+        if gpus > there.get("GPU", 0):  # ray would wait for one forever
             raise UsageError(f"--device {device}: the ray cluster has no GPU; give auto or cpu, or add a node with one")
         asked = {"num_cpus": self.threads, "num_gpus": gpus}
         return asked | {"max_retries": self.retries, "runtime_env": {"env_vars": variables}}
@@ -117,7 +117,7 @@ class OnRay:
         return replace(outcome, archive=b"")
 
     def _connect(self, ray: Any) -> bool:
-        """Joins the cluster; returns whether this call is the one to leave it."""
+        """Joins the cluster. Returns True if this call has to leave it."""
         if self.address is not None:
             _reach(self.address, self.time_limit)
         if ray.is_initialized():
@@ -137,23 +137,23 @@ class OnRay:
 
 
 def _largest_node(ray: Any) -> int:
-    """The CPUs of the largest node."""
+    """Returns the number of CPUs of the largest node."""
     return max(1, *(int(node["Resources"].get("CPU", 0)) for node in ray.nodes() if node["Alive"]))
 
 
 def _at_a_time(options: Mapping[str, Any], there: Mapping[str, float]) -> int:
-    """How many jobs the cluster can do at once."""
+    """Returns how many jobs the cluster can run at once."""
     fits = int(there.get("CPU", 1)) // options["num_cpus"]
     return int(max(1, min(fits, int(there["GPU"]) // options["num_gpus"]) if options["num_gpus"] else fits))
 
 
 def _on_any_gpu(job: Job) -> Job:
-    """`job` with a GPU's number left out of its device: a worker sees only the GPU that ray gave it, as number 0."""
+    """Returns `job` without the number of a GPU: a worker sees only the GPU that ray gave it, as number 0."""
     return replace(job, device=job.device.partition(":")[0]) if wants_gpu(job.device) else job
 
 
 def perform_apart(job: Job) -> Outcome:
-    """Does `job` in a folder of the worker's own, and packs the runs into the outcome."""
+    """Runs `job` in a temporary directory of the worker, and packs the runs into the outcome."""
     with tempfile.TemporaryDirectory(prefix="stagelens-") as folder:
         outcome = perform(replace(job, folder=folder))
         packed = io.BytesIO()
@@ -165,7 +165,7 @@ def perform_apart(job: Job) -> Outcome:
 
 
 def unpack(archive: bytes, folder: Path) -> None:
-    """Writes returned runs into `folder`: aside first, so that no half of one is ever there."""
+    """Writes returned runs into `folder`, first under another name, so that no run is ever incomplete."""
     aside = folder / f".{uuid.uuid4().hex}.part"
     try:
         with tarfile.open(fileobj=io.BytesIO(archive)) as packed:
@@ -180,7 +180,7 @@ def unpack(archive: bytes, folder: Path) -> None:
 
 
 def _ray() -> Any:
-    """Ray, which prints to stdout when a worker died; the sweep says so itself, where that has a consequence."""
+    """Imports ray. It does not print that a worker died; the sweep reports that if it has a consequence."""
     try:
         with environment({"RAY_DEDUP_LOGS_SKIP_REGEX": DEATHS}):  # read when it is imported
             import ray
@@ -190,7 +190,7 @@ def _ray() -> Any:
 
 
 def _reach(address: str, limit: float) -> None:
-    """Refuses an address at which no cluster answers within `limit` seconds: ray itself would wait for minutes."""
+    """Raises an error if no cluster answers at `address` within `limit` seconds; ray itself would wait for minutes."""
     if address in ("auto", "local"):
         return
     host, colon, port = address.removeprefix("ray://").rpartition(":")
@@ -214,11 +214,11 @@ def _reach(address: str, limit: float) -> None:
 
 
 def _check_shared(ray: Any, folder: Path) -> None:
-    """Every node must see what is written to `folder` here."""
+    """Raises an error unless every node sees a file that is written to `folder` here."""
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
     token = folder / f".shared-{uuid.uuid4().hex}"
-    token.write_text("a sweep looks whether its workers see this folder\n", encoding="utf-8")
+    token.write_text("a sweep checks that its workers see this directory\n", encoding="utf-8")
     try:
         nodes = {node["NodeID"]: node["NodeManagerHostname"] for node in ray.nodes() if node["Alive"]}
         look = ray.remote(os.path.isfile)

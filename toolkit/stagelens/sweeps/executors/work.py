@@ -1,4 +1,4 @@
-"""The work: one job of a sweep, done in whatever process it lands in."""
+"""One job of a sweep, and the function that runs it in any process."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Job:
-    """One config with the seeds that are to be run. `names` are the runs' folders in `folder`, one for each seed."""
+    """One config with the seeds to run. `names` are the directories of the runs in `folder`, one for each seed."""
 
     task: Any  # an id, or a class that can be imported
     preset: str
@@ -33,16 +33,16 @@ class Job:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What came of a job: `errors` by seed (one line each), and whether it was stopped before its end."""
+    """The result of a job: `errors` by seed (one line each), and whether it was interrupted."""
 
     seconds: float = 0.0
     errors: dict[int, str] = field(default_factory=dict)
     interrupted: bool = False
-    archive: bytes = b""  # of the runs' folders, where they do not lie in a shared one
+    archive: bytes = b""  # of the runs, if they are not in a shared directory
 
 
 def perform(job: Job) -> Outcome:
-    """Does `job`: each of its seeds becomes a finished run in its folder, or a line that says why not."""
+    """Runs `job`: each of its seeds becomes a finished run, or an error of one line."""
     started = time.monotonic()
     try:
         errors = {run.manifest.seed: run.manifest.error for run in _runs(job) if run.manifest.status == "failed"}
@@ -85,7 +85,7 @@ def _runs(job: Job) -> list[Run]:
 
 
 def hold_threads(count: int) -> None:
-    """Keeps torch, where it is in use, to `count` threads. Two processes with two threads on two cores only wait."""
+    """Limits torch, if it is imported, to `count` threads. Two processes with two threads on two cores only wait."""
     if "torch" in sys.modules:
         import torch
 
@@ -94,7 +94,7 @@ def hold_threads(count: int) -> None:
 
 @lru_cache(maxsize=8)
 def _host(plugin_dirs: tuple[str, ...]) -> Host:
-    """The host of this process: plugins are imported once, for all of its jobs."""
+    """Returns the host of this process. Plugins are imported once for all of its jobs."""
     from stagelens.host import make_host
 
     return make_host(plugin_dirs)

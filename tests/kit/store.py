@@ -1,0 +1,107 @@
+"""The store: runs that several tests read. Each is trained once in a test session, by whichever process asks first.
+
+The folder belongs to the session: `conftest.py` makes it, every test process and every process that a test starts
+finds it in the environment, and it is removed at the end. Runs of registered tasks come from the project's own `Lab`,
+which names them after everything that their numbers depend on and locks each while it is trained.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Callable
+from functools import cache, wraps
+from pathlib import Path
+from typing import Any
+
+from filelock import FileLock
+
+import stagelens as sl
+from stagelens.base import UsageError
+from stagelens.claims import Lab
+from stagelens.host import Host, make_host
+
+ENVIRONMENT = "STAGELENS_TEST_STORE"
+# A call of `sl.run` with another option, such as `compile`, is not served from the store.
+STORABLE = {"preset", "settings", "seed", "probes", "runs", "name", "report", "host", "progress", "notify", "device"}
+
+
+@cache
+def host() -> Host:
+    """The installed plugins. Tests that add plugins of their own make a host of their own."""
+    return make_host()
+
+
+@cache
+def lab() -> Lab:
+    return Lab(host(), folder())
+
+
+def folder() -> Path:
+    return Path(os.environ[ENVIRONMENT])
+
+
+def once(name: str, make: Callable[[Path], Any]) -> Path:
+    """The folder `name` of the store. The first caller fills it with `make(folder)`; others wait for that."""
+    made = folder() / name
+    made.parent.mkdir(parents=True, exist_ok=True)
+    with FileLock(f"{made}.lock"):
+        if not made.exists():
+            try:
+                make(made)
+            except BaseException:
+                shutil.rmtree(made, ignore_errors=True)
+                raise
+    return made
+
+
+def stored_run(train: Callable[..., sl.Run]) -> Callable[..., sl.Run]:
+    """`sl.run` that trains no registered task twice in a session.
+
+    It puts a copy of the store's run where the new run belongs and resumes it. A resumed run that is finished trains
+    nothing; its summary, problems, figures and report are made as always.
+    """
+
+    @wraps(train)
+    def run(task: Any, **options: Any) -> sl.Run:
+        asked = {name for name, value in options.items() if value}
+        if not isinstance(task, str) or asked - STORABLE or _plugins(options.get("host") or host()) != _plugins(host()):
+            return train(task, **options)
+        try:
+            place(task, **options)
+        except UsageError:  # the real call reports it
+            return train(task, **options)
+        return train(task, **options | {"resume": True})
+
+    return run
+
+
+def _plugins(of: Host) -> set[str]:
+    return {name for name, _ in of.manager.list_name_plugin()}
+
+
+def place(
+    task: str,
+    *,
+    preset: str = "quick",
+    settings: Any = (),
+    seed: int = 0,
+    probes: Any = None,
+    runs: Any = None,
+    name: str | None = None,
+    **_: Any,
+) -> None:
+    """Copies the store's run of these arguments to the folder that `sl.run` would write it to, if that is free."""
+    given = dict(one.split("=", 1) for one in settings) if not isinstance(settings, dict) else settings
+    found = lab().run(task, given, seed, preset=preset, probes=probes)
+    kind = found.manifest.task.replace("/", "-")
+    target = Path(runs or os.environ.get("STAGELENS_RUNS", "runs")) / (name or f"{kind}-{preset}-seed{seed}")
+    if not target.exists():
+        shutil.copytree(found.folder, target)
+
+
+def reuse() -> None:
+    """Makes `sl.run` of this process reuse the store, until the process ends; a notebook's kernel calls it."""
+    import stagelens.api
+
+    stagelens.api.run = sl.run = stored_run(stagelens.api.run)

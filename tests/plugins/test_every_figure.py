@@ -1,0 +1,32 @@
+"""Every figure that recall and rich register can be drawn: its task draws a figure of that name."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+from matplotlib.figure import Figure
+
+from kit.tiny import host, tiny_settings
+from stagelens.claims import Lab, choose_figures, draw_figure
+
+
+@dataclass(frozen=True)
+class TinyLab(Lab):
+    """A lab whose runs have a few steps. The order stays 4, which the betas of registered figures fit."""
+
+    def run(self, task: Any, settings: Mapping[str, Any] | None = None, seed: int = 0, **options: Any) -> Any:
+        tiny = {key: value for key, value in tiny_settings(task).items() if key != "order"}
+        return super().run(task, {**tiny, **(settings or {})}, seed, **options)
+
+
+CHOSEN = [chosen for chosen in choose_figures(host()) if chosen.plugin in ("recall", "rich")]
+
+
+@pytest.mark.parametrize("chosen", CHOSEN, ids=[f"{one.plugin}-{one.ref.name}" for one in CHOSEN])
+def test_a_registered_figure_is_drawn(chosen, tmp_path):
+    figure = draw_figure(chosen.ref, TinyLab(host(), tmp_path))
+    assert isinstance(figure, Figure)
+    assert any(axis.lines for axis in figure.axes)
