@@ -18,7 +18,7 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 
 from kit.curves import Curve, staircase
-from kit.hard_curves import FAMILIES, HOLD_OUT, TUNING, family
+from kit.hard_curves import FAMILIES, HOLD_OUT, INTERVALS, TUNING, family
 from kit.real_curves import labelled
 from stagelens.stages import Stage, detect_stages
 
@@ -87,7 +87,7 @@ def main() -> None:
     real = labelled("hold-out")
     wrong = [c.name for c in real if not c.agrees([t.at for t in detect_stages(c.steps, c.values).transitions])]
     print(f"| real curves | {len(real)} | | {100 - 100 * len(wrong) / len(real):.1f}% | |")
-    print(f"\nnot as labelled: {', '.join(wrong) or 'none'}\n{coverage(drops)}")
+    print(f"\nnot as labelled: {', '.join(wrong) or 'none'}\n{coverage(family('drops', INTERVALS, 300))}")
     steps = np.arange(10_000.0)
     values = two_drops(steps)
     detect_stages(steps, values)

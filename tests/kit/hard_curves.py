@@ -1,7 +1,8 @@
 """Hard curves with known transitions: autocorrelated noise, decays, bumps, and rounding.
 
-Every function takes a random generator and returns a `Curve`. `TUNING` and `HOLD_OUT` are the first words of the two
-sets of random seeds: constants of the detector are chosen on the first, numbers are reported on the second.
+Every function takes a random generator and returns a `Curve`. `TUNING`, `HOLD_OUT` and `INTERVALS` are the first words
+of three sets of random seeds. The constants of the detector are chosen on the first, and numbers are reported on the
+others: on `INTERVALS`, how often confidence intervals contain the truth.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from numpy.typing import NDArray
 from kit.curves import Curve, decay
 
 Array = NDArray[np.float64]
-TUNING, HOLD_OUT = 11, 12
+TUNING, HOLD_OUT, INTERVALS = 11, 12, 21
 NONE = np.empty(0)
 
 
@@ -149,6 +150,6 @@ FAMILIES: dict[str, Callable[[np.random.Generator], Curve]] = {
 
 
 def family(name: str, seeds: int, count: int) -> list[Curve]:
-    """Returns `count` curves of a family from the seeds of `TUNING` or `HOLD_OUT`."""
+    """Returns `count` curves of a family from one of the sets of seeds."""
     place = list(FAMILIES).index(name)
     return [FAMILIES[name](np.random.default_rng([seeds, place, i])) for i in range(count)]

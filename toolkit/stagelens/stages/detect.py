@@ -3,7 +3,7 @@
     >>> detect_stages(run.steps, run.loss).transitions
 
 `docs/stages.md` says how it works: `pieces` fits straight lines, `plateaus` finds where the curve rests, `moves` judges
-what lies between, and `timing` reads the times.
+what lies between, `timing` reads the times, and `intervals` says how certain times and drops are.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from numpy.typing import ArrayLike
 
 from stagelens.base import UsageError
 from stagelens.stages.axis import Axis, AxisName
+from stagelens.stages.intervals import drop_margins
 from stagelens.stages.moves import Moves, moves
 from stagelens.stages.pieces import Array, fit
 from stagelens.stages.timing import times
@@ -189,6 +190,7 @@ def _plateau(start: float, end: float, level: float) -> Stage:
 def _stages(found: Moves, axis: Axis, points: Array, origin: float, extent: float) -> Iterator[Stage]:
     """Plateau, transition, plateau, ...; none before or after a transition that an end of the curve cuts."""
     when, levels, strengths = times(found, axis.u, points), origin + extent * found.levels, _strengths(found)
+    margins = extent * drop_margins(found)
     around = [0.0, *(time.at for time in when), 1.0]
     for i, level in enumerate(levels):
         begin = 0.0 if i == 0 else when[i - 1].end
@@ -198,7 +200,6 @@ def _stages(found: Moves, axis: Axis, points: Array, origin: float, extent: floa
             yield replace(plateau, at=axis.step((begin + until) / 2))
         if i < len(when):
             time, drop = when[i], float(level - levels[i + 1])
-            margin = 1.96 * abs(drop) / float(strengths[i])
             fraction = (time.end - until) / max(around[i + 2] - around[i], 1e-12)
             yield Stage(
                 kind="transition",
@@ -211,6 +212,6 @@ def _stages(found: Moves, axis: Axis, points: Array, origin: float, extent: floa
                 strength=float(strengths[i]),
                 at_low=axis.step(time.low),
                 at_high=axis.step(time.high),
-                drop_low=drop - margin,
-                drop_high=drop + margin,
+                drop_low=drop - float(margins[i]),
+                drop_high=drop + float(margins[i]),
             )

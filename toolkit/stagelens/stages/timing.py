@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from stagelens.stages.intervals import time_margin
 from stagelens.stages.moves import Moves
 from stagelens.stages.pieces import Array
 
@@ -27,11 +28,7 @@ class Time:
 
 
 def times(found: Moves, u: Array, v: Array) -> list[Time]:
-    """When each move happens, read from all points u, v of the curve between the middles of its two plateaus.
-
-    The confidence interval is the stretch in which the noise could hide that half of the drop is done. It is at least
-    as long as the distance between two points.
-    """
+    """When each move happens, read from all points u, v of the curve between the middles of its two plateaus."""
     result = []
     middles = [(a + b) // 2 for a, b in found.spans]
     for i, half in enumerate(found.halves()):
@@ -42,9 +39,9 @@ def times(found: Moves, u: Array, v: Array) -> list[Time]:
             (0.0 if found.cut[0] and i == 0 else start),
             (1.0 if found.cut[1] and i == len(middles) - 2 else end),
         )
-        noise = 1.96 * found.found.wander[half] / abs(found.drops[i])
+        noise = float(found.found.wander[half] / abs(found.drops[i]))
         spacing = (u[min(half + 1, len(u) - 1)] - u[max(half - 1, 0)]) / 2
-        margin = max(min(noise, 0.4) / 0.8 * (end - start), spacing / 2)
+        margin = time_margin(noise, end - start, float(spacing))
         result.append(Time(start, at, end, max(at - margin, 0.0), min(at + margin, 1.0)))
     return result
 
