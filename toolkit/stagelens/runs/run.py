@@ -5,7 +5,7 @@ from __future__ import annotations
 from contextlib import suppress
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
@@ -20,9 +20,9 @@ if TYPE_CHECKING:
     from stagelens.experiments import Experiment
     from stagelens.host import Host
     from stagelens.stages import Stages
-    from stagelens.stages.axis import AxisName
 
 PHASE = "head_specialization/phase"
+AxisName = Literal["auto", "linear", "log"]  # of `detect_stages`
 
 
 class Run:
