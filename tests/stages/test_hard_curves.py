@@ -11,7 +11,7 @@ import time
 import numpy as np
 import pytest
 
-from kit.hard_curves import INTERVALS, TUNING, family
+from kit.hard_curves import INTERVALS, TUNING, family, noise
 from stagelens.stages import detect_stages
 
 COUNT = 40
@@ -71,6 +71,16 @@ def test_strength_is_the_drop_in_standard_errors() -> None:
     values = np.repeat([1.0, 0.0], 100) + 0.1 * rng.normal(size=200)
     (found,) = detect_stages(np.arange(200), values).transitions
     assert found.strength == pytest.approx(1 / (0.1 * np.sqrt(2 / 100)), rel=0.15)
+
+
+@pytest.mark.parametrize("rho", [0.0, 0.8])
+def test_the_interval_of_a_drop_has_the_width_that_theory_gives(rho: float) -> None:
+    """The mean of n autocorrelated points varies as the mean of n (1 - rho) / (1 + rho) independent ones."""
+    values = np.repeat([1.0, 0.0], 1000) + 0.1 * noise(np.random.default_rng(0), 2000, rho)
+    (found,) = detect_stages(np.arange(2000), values).transitions
+    error = 0.1 * np.sqrt((1 + rho) / (1 - rho) / 1000)
+    expected = 1.96 * np.sqrt(2) * np.hypot(error, 0.006)  # 0.6% of the drop: the ends of the move
+    assert found.drop_high - found.drop == pytest.approx(expected, rel=0.15)
 
 
 def test_the_result_explains_itself() -> None:
