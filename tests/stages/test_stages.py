@@ -10,7 +10,7 @@ from hypothesis import given, settings, strategies as st
 
 from kit.curves import SHAPES, TRAITS, Curve, decay, staircase
 from stagelens.base.errors import UsageError
-from stagelens.stages.detect import Stages, detect_group, detect_stages
+from stagelens.stages import Stages, detect_group, detect_stages
 
 
 def two_steps(points: int = 120, noise: float = 0.01, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
@@ -184,7 +184,8 @@ def test_a_bad_axis_is_a_usage_error() -> None:
 def test_stages_are_json_and_carry_names() -> None:
     stages = detect_stages(*two_steps()).named(["bigram", "induction"])
     dicts = json.loads(json.dumps(stages.to_dicts(), allow_nan=False))
-    assert set(dicts[0]) == {"kind", "start", "end", "level", "drop", "name", "at", "sharpness"}
+    plain = {"kind", "start", "end", "level", "drop", "name", "at", "sharpness"}
+    assert set(dicts[0]) == plain | {"strength", "at_low", "at_high", "drop_low", "drop_high"}
     assert [d["name"] for d in dicts] == ["", "bigram", "", "induction", ""]
     assert "induction" in repr(stages)
     assert len(repr(stages).splitlines()) == 6

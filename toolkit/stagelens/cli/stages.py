@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypedDict
 
 import typer
 
@@ -12,6 +12,15 @@ from stagelens.cli.options import Json, Runs
 
 if TYPE_CHECKING:
     from stagelens.stages import Stages
+
+
+class Settings(TypedDict):
+    """The settings of `detect_stages`."""
+
+    axis: Literal["auto", "linear", "log"]
+    min_drop: float
+    significance: float
+
 
 COLUMNS = ("kind", "start", "end", "level", "drop", "at", "name")
 
@@ -28,6 +37,13 @@ def stages(
     step: Annotated[
         str | None, typer.Option(metavar="NAME", help="The step column of a csv file (default: found by its name).")
     ] = None,
+    axis: Annotated[Literal["auto", "linear", "log"], typer.Option(help="On which steps are measured.")] = "auto",
+    min_drop: Annotated[
+        float, typer.Option("--min-drop", min=0, help="The least drop, as a fraction of the range.")
+    ] = 0.01,
+    strength: Annotated[
+        float, typer.Option("--strength", min=0, help="The least drop, in standard errors of the plateaus next to it.")
+    ] = 3.0,
     runs: Runs = None,
     json: Json = False,
 ) -> None:
@@ -35,13 +51,19 @@ def stages(
 
     Example: stagelens stages losses.csv
     """
-    found = _of_csv(Path(curve), metric, step) if _is_csv(curve) else _of_run(curve, metric, step, runs)
+    settings: Settings = {"axis": axis, "min_drop": min_drop, "significance": strength}
+    if _is_csv(curve):
+        found = _of_csv(Path(curve), metric, step, settings)
+    else:
+        found = _of_run(curve, metric, step, runs, settings)
     if json:
         output.print_json(found)
         return
     rule = f" ({found['rule']})" if found["rule"] else ""
     rows = [[stage.get(column) for column in COLUMNS] for stage in found["stages"]]
     output.print_table(["stage", *COLUMNS[1:]], rows, f"stages of {found['metric']}{rule}")
+    if not found["transitions"]:
+        typer.echo(found["explanation"])
 
 
 def _is_csv(given: str) -> bool:
@@ -50,15 +72,15 @@ def _is_csv(given: str) -> bool:
     return path.is_file() or (path.suffix.lower() in (".csv", ".tsv", ".txt") and not path.is_dir())
 
 
-def _of_csv(path: Path, metric: str | None, step: str | None) -> dict[str, Any]:
+def _of_csv(path: Path, metric: str | None, step: str | None, settings: Settings) -> dict[str, Any]:
     from stagelens.stages import detect_stages
     from stagelens.timelines import read_curve
 
     curve = read_curve(path, metric, step)
-    return _answer(curve.metric, "", detect_stages(curve.steps, curve.values))
+    return _answer(curve.metric, "", detect_stages(curve.steps, curve.values, **settings))
 
 
-def _of_run(name: str, metric: str | None, step: str | None, runs: Path | None) -> dict[str, Any]:
+def _of_run(name: str, metric: str | None, step: str | None, runs: Path | None, settings: Settings) -> dict[str, Any]:
     from stagelens.base import UsageError
     from stagelens.comparing import Members
     from stagelens.runs import load
@@ -69,7 +91,7 @@ def _of_run(name: str, metric: str | None, step: str | None, runs: Path | None) 
     run = load(name, runs)
     Members.open(run)  # an error if nothing was measured yet
     curve = one_curve(run.timeline, metric or run.manifest.metric)
-    return _answer(curve.name, curve.rule, run.stages(curve.name))
+    return _answer(curve.name, curve.rule, run.stages(curve.name, **settings))
 
 
 def _answer(metric: str, rule: str, found: Stages) -> dict[str, Any]:
@@ -79,4 +101,5 @@ def _answer(metric: str, rule: str, found: Stages) -> dict[str, Any]:
         "rule": rule,
         "stages": found.to_dicts(),
         "transitions": [float(transition.at) for transition in found.transitions],
+        "explanation": found.explanation,
     }

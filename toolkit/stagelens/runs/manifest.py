@@ -19,7 +19,7 @@ from stagelens.experiments import first_error
 
 FILE = "run.json"
 FORMAT = 1
-DETECTOR = 5  # revision of `stages`; raised when a curve may give other stages or names, so that they are found again
+DETECTOR = 6  # revision of `stages`; raised when a curve may give other stages or names, so that they are found again
 VECTORIZED = 2  # revision of the training of several seeds together; revision 1 is described in `defects`
 MOST_INTEGER = 2**63 - 1
 STRICT = ConfigDict(strict=True, allow_inf_nan=False)

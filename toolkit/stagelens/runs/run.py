@@ -5,7 +5,7 @@ from __future__ import annotations
 from contextlib import suppress
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from stagelens.stages import Stages
 
 PHASE = "head_specialization/phase"
+AxisName = Literal["auto", "linear", "log"]  # of `detect_stages`
 
 
 class Run:
@@ -33,7 +34,7 @@ class Run:
         self.folder = folder
         self.manifest: Manifest = manifest or load_manifest(folder)
         self._host = host
-        self._detected: dict[tuple[bytes, bytes], Stages] = {}  # by the steps and values of the curve
+        self._detected: dict[tuple[bytes, bytes, AxisName, float, float], Stages] = {}  # by the curve and the settings
         self.noted: dict[str, str] = {}  # what plugin code raised while figures and report were made, see `noting`
 
     @property
@@ -92,10 +93,17 @@ class Run:
         """What failed, one line each: probes, and other plugin code such as `figures()` and `predictions()`."""
         return self.manifest.problems | self.manifest.plugin_problems | self.noted
 
-    def stages(self, metric: str | None = None) -> Stages:
+    def stages(
+        self,
+        metric: str | None = None,
+        *,
+        axis: AxisName = "auto",
+        min_drop: float = 0.01,
+        significance: float = 3.0,
+    ) -> Stages:
         """Plateaus and transitions of a curve (`loss`, `probe/reading[layer=1]`), by default of the task's own metric.
 
-        Layers, heads and positions that `metric` does not pick are averaged.
+        Layers, heads and positions that `metric` does not pick are averaged. The settings are those of `detect_stages`.
         """
         from stagelens.timelines import one_curve
 
@@ -103,7 +111,7 @@ class Run:
         curve = one_curve(self.timeline, metric)
         if curve.labels:
             raise UsageError(f"series {metric!r} holds labels ({', '.join(curve.labels)}); stages need numbers")
-        found = self.detect(*curve.read(self.timeline))
+        found = self.detect(*curve.read(self.timeline), axis=axis, min_drop=min_drop, significance=significance)
         names = self.manifest.stage_names if metric == self.manifest.metric else []
         predicted = [
             p.get("expected") for p in self.predictions if (p.get("kind"), p.get("series")) == ("level", metric)
@@ -115,14 +123,16 @@ class Run:
         # An unfinished run has the first of the named stages. If there are more stages than names, none is named.
         return found.named(names[:count]) if 0 < count <= len(names) else found
 
-    def detect(self, steps: Any, values: Any) -> Stages:
-        """Returns `detect_stages(steps, values)`; the stages of each curve are found once."""
+    def detect(
+        self, steps: Any, values: Any, *, axis: AxisName = "auto", min_drop: float = 0.01, significance: float = 3.0
+    ) -> Stages:
+        """Returns `detect_stages` with the same arguments; the stages of each curve are found once."""
         from stagelens.stages import detect_stages
 
         steps, values = np.asarray(steps), np.asarray(values)
-        key = (steps.tobytes(), values.tobytes())
+        key = (steps.tobytes(), values.tobytes(), axis, min_drop, significance)
         if key not in self._detected:
-            self._detected[key] = detect_stages(steps, values)
+            self._detected[key] = detect_stages(steps, values, axis=axis, min_drop=min_drop, significance=significance)
         return self._detected[key]
 
     @cached_property

@@ -2,7 +2,8 @@
 
     >>> detect_stages(run.steps, run.loss).transitions
 
-`docs/stages.md` says how it works. The numbers behind it are in `_changepoints`.
+`docs/stages.md` says how it works: `pieces` fits straight lines, `plateaus` finds where the curve rests, `moves` judges
+what lies between, `timing` reads the times, and `intervals` says how certain times and drops are.
 """
 
 from __future__ import annotations
@@ -15,11 +16,14 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from stagelens.base import UsageError
-from stagelens.stages import changepoints as changepoints
-from stagelens.stages.changepoints import Array, Moves
-from stagelens.stages.timing import timed
+from stagelens.stages.axis import Axis, AxisName
+from stagelens.stages.intervals import drop_margins
+from stagelens.stages.moves import Moves, moves
+from stagelens.stages.pieces import Array, fit
+from stagelens.stages.timing import times
 
-AxisName = Literal["auto", "linear", "log"]
+FINEST = 2.0**-7  # of the largest value: a coarser grid of values holds counts, a finer one comes from rounding
+ROUNDING = 8  # grid spacings: a smaller drop is rounding
 
 
 @dataclass(frozen=True)
@@ -34,6 +38,11 @@ class Stage:
     at: float  # the middle of a plateau; the steepest point of a transition
     sharpness: float  # 1 - (10 to 90 % of the drop) / (distance between the neighbours); 0 for a plateau
     name: str = ""
+    strength: float = 0.0  # of a transition: its drop in standard errors of the plateaus next to it
+    at_low: float | None = None  # 95% confidence intervals of a transition's time and drop
+    at_high: float | None = None
+    drop_low: float | None = None
+    drop_high: float | None = None
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)
@@ -42,9 +51,12 @@ class Stage:
 class Stages(Sequence[Stage]):
     """The stages of one curve, in order, covering it from its first step to its last."""
 
-    def __init__(self, stages: Iterable[Stage], axis: Literal["linear", "log"] = "linear") -> None:
+    def __init__(
+        self, stages: Iterable[Stage], axis: Literal["linear", "log"] = "linear", explanation: str = ""
+    ) -> None:
         self._stages = tuple(stages)
         self.axis = axis
+        self.explanation = explanation  # one line: why there is no transition, or what the smallest one exceeds
 
     @property
     def transitions(self) -> tuple[Stage, ...]:
@@ -61,7 +73,8 @@ class Stages(Sequence[Stage]):
                 f"{len(names)} names were given for {len(self.transitions)} transitions; give one name for each"
             )
         name = iter(names)
-        return Stages((replace(s, name=next(name)) if s.kind == "transition" else s for s in self), self.axis)
+        stages = (replace(s, name=next(name)) if s.kind == "transition" else s for s in self)
+        return Stages(stages, self.axis, self.explanation)
 
     def named_by_level(self, names: Sequence[str], levels: Sequence[float]) -> Stages:
         """A copy whose transitions are named by where they lead: `names[m]` is the way from `levels[m]` to the next.
@@ -103,7 +116,8 @@ class Stages(Sequence[Stage]):
         rows = (
             f"{s.kind:<10} {s.start:>10.5g} {s.end:>10.5g} {s.level:>10.4g} {s.drop:>10.4g}  {s.name}" for s in self
         )
-        return "\n".join(line.rstrip() for line in [head, *rows])
+        why = [] if self.transitions or not self.explanation else [self.explanation]
+        return "\n".join(line.rstrip() for line in [head, *rows, *why])
 
 
 def detect_stages(
@@ -117,107 +131,36 @@ def detect_stages(
     """Plateaus and transitions of a series.
 
     steps, values: [point], steps strictly increasing. `axis`: on which steps are measured; `auto` takes the
-    logarithm when half of the points lie in the first quarter of the steps. `min_drop`: the least drop, as a share
-    of the range of the values. `significance`: the least drop, in standard errors of the plateaus beside it.
+    logarithm when half of the points lie in the first quarter of the steps. `min_drop`: the least drop, as a fraction
+    of the range of the values. `significance`: the least drop, in standard errors of the plateaus next to it.
     """
     t, y = _checked(steps, values)
-    line = _Axis(t, axis)
+    line = Axis(t, axis)
     origin, extent = float(y[0]), float(np.ptp(y))
-    if len(t) < 3 or extent <= 1e-12 * np.abs(y).max():
-        return Stages([_plateau(t[0], t[-1], float(np.mean(y)))], line.name)
-
+    if len(t) < 4 or extent <= 1e-12 * np.abs(y).max():
+        why = "the values are constant" if extent <= 1e-12 * np.abs(y).max() else f"{len(t)} points are too few"
+        return Stages([_plateau(t[0], t[-1], float(np.mean(y)))], line.name, f"one plateau: {why}")
+    spacing = float(np.min(np.diff(np.unique(y))))
+    if spacing <= FINEST * np.abs(y).max():
+        min_drop = max(min_drop, ROUNDING * spacing / extent)
     points = (y - origin) / extent
-    noise = changepoints.noise(line.u, points)
-    starts = changepoints.blocks(points, noise)
-    count = np.diff(starts, append=len(y)).astype(float)
-    u, v, s, t, square = (changepoints.means(x, starts) for x in (line.u, points, noise, t, points**2))
-    within = np.sqrt(np.maximum(square - v**2, 0.0))  # the mean of a steep block stands for it only roughly
-    curve = changepoints.fit(u, v, np.maximum(s, within / 10) * count**-0.5, count)
-    found = changepoints.moves(curve, t, min_drop, significance)
-    return Stages(_stages(timed(found, line.u, points), line, origin, extent), line.name)
+    found = moves(fit(line.u, points), t, min_drop, significance)
+    return Stages(_stages(found, line, points, origin, extent), line.name, _explanation(found, extent, min_drop))
 
 
-@dataclass(frozen=True)
-class GroupTransition:
-    """One transition in a group of series: when it happens (median, and the 16th and 84th percentiles), in how many."""
-
-    at: float
-    low: float
-    high: float
-    drop: float  # the median
-    count: int
-    times: tuple[float | None, ...]  # [series], None where the transition was not seen
-
-
-@dataclass(frozen=True)
-class StageGroup:
-    transitions: tuple[GroupTransition, ...]
-    series: tuple[Stages, ...]
-
-    def to_dicts(self) -> list[dict[str, Any]]:
-        return [asdict(transition) | {"times": list(transition.times)} for transition in self.transitions]
+def _explanation(found: Moves, extent: float, min_drop: float) -> str:
+    wander, curve = extent * float(np.median(found.found.wander)), found.found.curve
+    if len(found.drops):
+        strength = float(np.min(_strengths(found)))
+        return f"the weakest transition exceeds the plateaus' standard error {strength:.3g} times"
+    if abs(curve[-1] - curve[0]) > max(0.5 * np.ptp(curve), min_drop, 6 * wander / extent):
+        verb = "falls" if curve[-1] < curve[0] else "rises"
+        return f"one plateau: the curve {verb} steadily, no part is flat before and after a move"
+    return f"one plateau: nothing exceeds the wander of {wander:.2g}"
 
 
-def detect_group(
-    steps: ArrayLike,
-    series: Sequence[ArrayLike] | Array,
-    *,
-    axis: AxisName = "auto",
-    min_drop: float = 0.01,
-    significance: float = 3.0,
-) -> StageGroup:
-    """Transitions that a group of series (the seeds of one run) share. steps: [point]; series: [series, point].
-
-    The group has as many transitions as most of its series have. A series with more or fewer is matched to them, in
-    order, by the levels from and to which they lead: levels belong to the task, times to the seed.
-    """
-    if len(series) == 0:
-        raise UsageError("no series was given; give at least one list of values")
-    all_stages = tuple(
-        detect_stages(steps, values, axis=axis, min_drop=min_drop, significance=significance) for values in series
-    )
-    counts = [len(stages.transitions) for stages in all_stages]
-    usual = max(set(counts), key=lambda count: (counts.count(count), count))
-    ends = np.array([_ends(stages) for stages, count in zip(all_stages, counts, strict=True) if count == usual])
-    reference = np.median(ends, axis=0)  # [transition, 2]
-    matched = [_match(stages, reference) for stages in all_stages]
-    return StageGroup(tuple(_spread(column) for column in zip(*matched, strict=True)), all_stages)
-
-
-def _ends(stages: Stages) -> Array:
-    """Levels before and after each transition, [transition, 2]."""
-    return np.array([[t.level + t.drop, t.level] for t in stages.transitions]).reshape(-1, 2)
-
-
-def _match(stages: Stages, reference: Array) -> list[Stage | None]:
-    """For each reference transition the series' own one, in order, so that the levels agree best."""
-    ends, transitions = _ends(stages), stages.transitions
-    cost = np.abs(reference[:, None] - ends[None]).sum(axis=-1)  # [reference, own]
-    gain = np.abs(np.diff(reference, axis=1)) / 2 - cost  # together the levels may be off by half of the drop
-    best = np.zeros((len(reference) + 1, len(ends) + 1))
-    for i, j in np.ndindex(*gain.shape):
-        best[i + 1, j + 1] = max(best[i, j + 1], best[i + 1, j], best[i, j] + gain[i, j])
-    if len(ends) == len(reference):
-        return list(transitions)
-    result: list[Stage | None] = [None] * len(reference)
-    i, j = gain.shape
-    while i and j:
-        if best[i, j] == best[i - 1, j]:
-            i -= 1
-        elif best[i, j] == best[i, j - 1]:
-            j -= 1
-        else:
-            i, j = i - 1, j - 1
-            result[i] = transitions[j]
-    return result
-
-
-def _spread(column: Sequence[Stage | None]) -> GroupTransition:
-    seen = [stage for stage in column if stage is not None]
-    low, at, high = np.percentile([stage.at for stage in seen], [16, 50, 84])
-    drop = float(np.median([stage.drop for stage in seen]))
-    times = tuple(stage.at if stage is not None else None for stage in column)
-    return GroupTransition(float(at), float(low), float(high), drop, len(seen), times)
+def _strengths(found: Moves) -> Array:
+    return np.asarray(np.abs(found.drops) / np.hypot(found.errors[1:], found.errors[:-1]))
 
 
 def _checked(steps: ArrayLike, values: ArrayLike) -> tuple[Array, Array]:
@@ -240,54 +183,35 @@ def _checked(steps: ArrayLike, values: ArrayLike) -> tuple[Array, Array]:
     return t, y
 
 
-class _Axis:
-    """Steps as places u in [0, 1], and back."""
-
-    def __init__(self, t: Array, axis: AxisName) -> None:
-        if axis not in ("auto", "linear", "log"):
-            raise UsageError(f"axis is {axis!r}; it must be 'auto', 'linear' or 'log'")
-        if axis == "log" and t[0] < 0:
-            raise UsageError(f"the first step is {t[0]:g}; a log axis needs steps of 0 or more, so take axis='linear'")
-        early = np.median(t) - t[0] < 0.25 * (t[-1] - t[0])
-        self.name: Literal["linear", "log"] = (
-            "log" if axis == "log" or (axis == "auto" and early and t[0] >= 0) else "linear"
-        )
-        self._t, self._place = t, t
-        if self.name == "log" and len(t) > 2:
-            log = np.log(t[t > 0])
-            # Step 0 has no logarithm: it stands one spacing before the first step that has.
-            self._place = log if t[0] > 0 else np.concatenate([[2 * log[0] - log[1]], log])
-        self.u = (self._place - self._place[0]) / (self._place[-1] - self._place[0])
-
-    def step(self, u: float) -> float:
-        i = int(np.clip(np.searchsorted(self.u, u) - 1, 0, len(self.u) - 2))
-        share = (u - self.u[i]) / (self.u[i + 1] - self.u[i])
-        if self.name == "log" and self._t[i] > 0:
-            return float(self._t[i] * (self._t[i + 1] / self._t[i]) ** share)
-        return float(self._t[i] + (self._t[i + 1] - self._t[i]) * share)
-
-
 def _plateau(start: float, end: float, level: float) -> Stage:
     return Stage("plateau", float(start), float(end), level, drop=0.0, at=float(start + end) / 2, sharpness=0.0)
 
 
-def _stages(found: Moves, axis: _Axis, origin: float, extent: float) -> Iterator[Stage]:
+def _stages(found: Moves, axis: Axis, points: Array, origin: float, extent: float) -> Iterator[Stage]:
     """Plateau, transition, plateau, ...; none before or after a transition that an end of the curve cuts."""
-    starts, ends = found.starts, found.ends
-    levels, shares = origin + extent * found.levels, found.shares
+    when, levels, strengths = times(found, axis.u, points), origin + extent * found.levels, _strengths(found)
+    margins = extent * drop_margins(found)
+    around = [0.0, *(time.at for time in when), 1.0]
     for i, level in enumerate(levels):
-        begin = 0.0 if i == 0 else ends[i - 1]
-        until = 1.0 if i == len(starts) else starts[i]
+        begin = 0.0 if i == 0 else when[i - 1].end
+        until = 1.0 if i == len(when) else max(when[i].start, begin)
         if begin < until:
             plateau = _plateau(axis.step(begin), axis.step(until), float(level))
             yield replace(plateau, at=axis.step((begin + until) / 2))
-        if i < len(starts):
+        if i < len(when):
+            time, drop = when[i], float(level - levels[i + 1])
+            fraction = (time.end - until) / max(around[i + 2] - around[i], 1e-12)
             yield Stage(
                 kind="transition",
-                start=axis.step(starts[i]),
-                end=axis.step(ends[i]),
+                start=axis.step(until),
+                end=axis.step(time.end),
                 level=float(levels[i + 1]),
-                drop=float(level - levels[i + 1]),
-                at=axis.step(found.ats[i]),
-                sharpness=float(np.clip(1 - shares[i], 0.0, 1.0)),
+                drop=drop,
+                at=axis.step(min(max(time.at, until), time.end)),
+                sharpness=float(np.clip(1 - fraction, 0.0, 1.0)),
+                strength=float(strengths[i]),
+                at_low=axis.step(time.low),
+                at_high=axis.step(time.high),
+                drop_low=drop - float(margins[i]),
+                drop_high=drop + float(margins[i]),
             )

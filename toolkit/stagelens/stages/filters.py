@@ -15,12 +15,6 @@ def running_median(values: Array, size: int) -> Array:
     return np.partition(windows, size // 2, axis=-1)[:, size // 2]
 
 
-def running_mean(values: Array, size: int) -> Array:
-    """The mean of the `size` values around each; mirrored at the ends."""
-    total = np.append(0.0, np.cumsum(_padded(values, size, "reflect")))
-    return np.asarray((total[size:] - total[:-size]) / size)
-
-
 def running_maximum(values: Array, size: int) -> Array:
     """The largest of the `size` values around each, in time n log(size): windows of 1, 2, 4, ... are joined."""
     best, width = _padded(values, size, "symmetric"), 1

@@ -1,6 +1,6 @@
 """One move or two? What two moves with a plateau between them explain that a single move does not.
 
-As in `_changepoints`, u [point] is the place on the axis, v [point] the value, s [point] its standard error.
+As in `pieces`, u [point] is the position on the axis and v [point] the value; s [point] is its standard error.
 """
 
 from __future__ import annotations

@@ -1,41 +1,53 @@
 """When the moves of a curve start, are steepest and end: read from the curve's own points, not from fitted pieces.
 
-As in `_changepoints`, u [point] is the place on the axis and v [point] the value.
+As in `pieces`, u [point] is the position on the axis and v [point] the value.
 """
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass
 
 import numpy as np
 
-from stagelens.stages.changepoints import Array, Moves
+from stagelens.stages.intervals import time_margin
+from stagelens.stages.moves import Moves
+from stagelens.stages.pieces import Array
 
-FINENESS = 2000  # places at which the curve through the points of a move is evaluated, at least
+FINENESS = 2000  # positions at which the curve through the points of a move is evaluated, at least
 
 
-def timed(found: Moves, u: Array, v: Array) -> Moves:
-    """The same moves with `starts`, `ats` and `ends` read from all points u, v of the curve.
+@dataclass(frozen=True)
+class Time:
+    """Positions of a move on the axis."""
 
-    Each move is looked for between the middles of the plateaus on its two sides. The beginning of a move that the
-    curve's first point cuts, and the end of one that its last point cuts, stay there.
-    """
-    middles = (np.append(0.0, found.ends) + np.append(found.starts, 1.0)) / 2
-    starts, ats, ends = found.starts.copy(), found.ats.copy(), found.ends.copy()
-    for i, (before, after) in enumerate(zip(found.levels[:-1], found.levels[1:], strict=True)):
-        inside = (u >= middles[i]) & (u <= middles[i + 1])
-        places = crossings(u[inside], (before - v[inside]) / (before - after))
-        if places is not None:
-            starts[i], ats[i], ends[i] = places
-    if found.cut[0] and len(starts):
-        starts[0] = 0.0
-    if found.cut[1] and len(ends):
-        ends[-1] = 1.0
-    return replace(found, starts=starts, ats=ats, ends=ends)
+    start: float  # 10% are done; or the curve's beginning, if it begins within the move
+    at: float  # the steepest point
+    end: float  # 90% are done; or the curve's end
+    low: float  # 95% confidence interval of `at`
+    high: float
+
+
+def times(found: Moves, u: Array, v: Array) -> list[Time]:
+    """When each move happens, read from all points u, v of the curve between the middles of its two plateaus."""
+    result = []
+    middles = [(a + b) // 2 for a, b in found.spans]
+    for i, half in enumerate(found.halves()):
+        inside = slice(middles[i], middles[i + 1] + 1)
+        done = (found.levels[i] - v[inside]) / (found.levels[i] - found.levels[i + 1])
+        start, at, end = crossings(u[inside], done) or (found.starts[i], u[half], found.ends[i])
+        start, end = (
+            (0.0 if found.cut[0] and i == 0 else start),
+            (1.0 if found.cut[1] and i == len(middles) - 2 else end),
+        )
+        noise = float(found.found.wander[half] / abs(found.drops[i]))
+        spacing = (u[min(half + 1, len(u) - 1)] - u[max(half - 1, 0)]) / 2
+        margin = time_margin(noise, end - start, float(spacing))
+        result.append(Time(start, at, end, max(at - margin, 0.0), min(at + margin, 1.0)))
+    return result
 
 
 def crossings(u: Array, done: Array) -> tuple[float, float, float] | None:
-    """Places where a move is 10 % done, steepest, and 90 % done; None if its points never get from 10 to 90 %.
+    """Returns where a move is 10% done, steepest, and 90% done; None if its points never get from 10 to 90%.
 
     done [point]: the fraction of the move that is done, with noise. Isotonic regression, the best fit that never goes
     back, removes the noise. It leaves points without noise as they are, so nothing is smoothed away there.
@@ -54,5 +66,5 @@ def crossings(u: Array, done: Array) -> tuple[float, float, float] | None:
     curve = np.maximum.accumulate(Akima1DInterpolator(u, rising)(fine))
     when = np.interp(np.linspace(0.1, 0.9, 81), curve, fine)
     lengths, middles = when[40:] - when[:41], (when[40:] + when[:41]) / 2
-    steepest = np.mean(middles[lengths <= 1.05 * lengths.min()])  # on a straight ramp many are the shortest
+    steepest = np.mean(middles[lengths <= 1.05 * lengths.min()])  # on a straight ramp many are equally short
     return float(when[0]), float(steepest), float(when[-1])

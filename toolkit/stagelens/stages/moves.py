@@ -1,0 +1,215 @@
+"""Which moves between the rests of a curve are transitions.
+
+A move counts if it is large enough, begins anew after the rest before it, and is over before the next one begins. The
+least convincing rest or move goes first; then everything is measured again.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import pairwise
+
+import numpy as np
+
+from stagelens.stages.one_or_two_moves import second_gain
+from stagelens.stages.pieces import LEAST_NOISE, Array, Fit, Indices, standard_error
+from stagelens.stages.plateaus import Span, rests
+
+SMALL, SLOPING, SLOWER = 0.04, 0.2, 0.1  # of its neighbour: the least drop; of a move that is so much slower
+SHAPE = 0.1  # of the smaller drop: what the shape of a move is uncertain by
+LONGEST = 0.2  # of the distance between its neighbours: what a move takes at most when it may be two
+# In units of chi square: what a step must explain that a curve which only slows down does not; what a second move must
+# that a single one does not; what settles the question without the second test; and what a step must explain after a
+# fall from the first point on, which may be a decay.
+STEP, SECOND, ENOUGH, DECAY = 2.0, 12.0, 50.0, 10.0
+BLOCKS, BENDS = 80, 40  # points and bends of the curve that slows down
+
+
+@dataclass(frozen=True)
+class Moves:
+    """Moves with the plateaus between them."""
+
+    found: Fit
+    spans: tuple[Span, ...]  # [move + 1], plateaus; a single point at an end that lies within a move
+    cut: tuple[bool, bool]  # does the curve begin, does it end, within a move?
+
+    @cached_property
+    def levels(self) -> Array:
+        """The mean of each plateau's points, without those at which the fitted curve is still off the plateau."""
+        fit, curve = self.found, self.found.curve
+        levels = np.empty(len(self.spans))
+        for i, (a, b) in enumerate(self.spans):
+            off = np.abs(curve[a:b] - np.median(curve[a:b]))
+            near = off <= max(LEAST_NOISE, 4 * self.errors[i], off.min())
+            levels[i] = np.average(fit.v[a:b][near], weights=fit.long_run[a:b][near] ** -2.0)
+        for i in (0, -1):
+            if self.cut[i]:
+                levels[i] = curve[i]
+        return levels
+
+    @cached_property
+    def errors(self) -> Array:
+        return np.array([standard_error(self.found.wander, self.found.long_run, a, b) for a, b in self.spans])
+
+    @cached_property
+    def drops(self) -> Array:
+        return -np.diff(self.levels)
+
+    @cached_property
+    def starts(self) -> Array:
+        """Where the plateaus before the moves end, on the axis."""
+        return np.array([self.found.u[min(a[1] - 1, b[0])] for a, b in pairwise(self.spans)])
+
+    @cached_property
+    def ends(self) -> Array:
+        return np.array([self.found.u[b[0]] for _, b in pairwise(self.spans)])
+
+    def halves(self) -> list[int]:
+        """The points at which each move is half done."""
+        levels, curve, halves = self.levels, self.found.curve, []
+        for i, (before, after) in enumerate(pairwise(self.spans)):
+            first = min(before[1] - 1, after[0])
+            done = (levels[i] - curve[first : after[0] + 1]) / (levels[i] - levels[i + 1])
+            halves.append(first + int(np.argmax(done >= 0.5)))
+        return halves
+
+    def weakest(self, min_drop: float, significance: float) -> int | None:
+        """The move that is too small, compared with the noise, the range or a neighbour; None if none is."""
+        size = np.abs(self.drops)
+        if len(size) == 0:
+            return None
+        least = np.maximum(min_drop, significance * np.hypot(self.errors[1:], self.errors[:-1]))
+        rate = size / np.maximum(self.ends - self.starts, 1e-9)
+        for i, k in [(i, i + 1) for i in range(len(size) - 1)] + [(i + 1, i) for i in range(len(size) - 1)]:
+            least[i] = max(least[i], size[k] * (SLOPING if rate[i] < SLOWER * rate[k] else SMALL))
+        score = size / np.maximum(least, 1e-12)
+        return int(np.argmin(score)) if score.min() < 1 else None
+
+    def without_move(self, i: int) -> Moves:
+        """The plateaus on the two sides of move i become one."""
+        (start, _), (_, end) = self.spans[i], self.spans[i + 1]
+        cut = (self.cut[0] and i > 0, self.cut[1] and i < len(self.spans) - 2)
+        return Moves(self.found, (*self.spans[:i], (start, end), *self.spans[i + 2 :]), cut)
+
+    def without_plateau(self, k: int) -> Moves:
+        """The moves on the two sides of plateau k become one. Without the first, the curve begins within a move."""
+        if k > 0:
+            return Moves(self.found, self.spans[:k] + self.spans[k + 1 :], self.cut)
+        return Moves(self.found, ((0, 1), *self.spans[1:]), (True, self.cut[1]))
+
+
+def moves(found: Fit, t: Array, min_drop: float, significance: float) -> Moves:
+    """The transitions of a curve. t: [point], its plain steps."""
+    n = len(t)
+    whole = Moves(found, ((0, n),), (False, False))
+    plateaus, (begins, ends) = rests(found, t, min_drop, significance)
+    if not plateaus:
+        return whole
+    left = Moves(found, (*[(0, 1)] * begins, *plateaus, *[(n - 1, n)] * ends), (begins, ends))
+    known: dict[tuple[object, ...], float] = {}
+    while len(left.spans) > 1:
+        if (weakest := left.weakest(min_drop, significance)) is not None:
+            left = left.without_move(weakest)
+        elif (doubtful := _doubtful(left, t, known)) is not None:
+            left = left.without_plateau(doubtful)
+        else:
+            break
+    # A fall from the first point on is the beginning of a decay. Something must follow it.
+    return whole if left.cut[0] and len(left.spans) == 2 else left
+
+
+def _doubtful(left: Moves, t: Array, known: dict[tuple[object, ...], float]) -> int | None:
+    """The shortest plateau that a single move would explain as well; None if there is none.
+
+    `known` caches what a plateau between its neighbours explains.
+    """
+    drops, halves, u = left.drops, left.halves(), left.found.u
+    scores: dict[int, float] = {}
+    for k in range(len(drops)):
+        if (k == 0 and left.cut[0]) or (k > 0 and drops[k - 1] * drops[k] <= 0):
+            continue
+        key = (k == 0, left.spans[max(k - 1, 0) : k + 2])
+        if key not in known:
+            known[key] = _begins(left, k, t, drops, halves)
+            if k > 0:
+                known[key] = min(known[key], _is_over(left, k - 1, drops, halves))
+        scores[k] = known[key] * (STEP / DECAY if k == 1 and left.cut[0] else 1)
+        if k > 0 and STEP <= scores[k] < ENOUGH:
+            scores[k] = _two(left, k, drops, halves, known)
+    doubtful = [k for k, score in scores.items() if score < STEP]
+    return min(doubtful, key=lambda k: u[left.spans[k][1] - 1] - u[left.spans[k][0]], default=None)
+
+
+def _begins(left: Moves, k: int, t: Array, drops: Array, halves: list[int]) -> float:
+    """What move k explains that a curve which slows down does not: from the move before it on, or from the start."""
+    (_, before), (after, last) = left.spans[k], left.spans[k + 1]
+    first, x = (halves[k - 1], left.found.u) if k > 0 else (0, t)
+    points = np.arange(first, min(last, after + max(2 * (after - first), 10)))
+    size = np.abs(drops[max(k - 1, 0) : k + 1]).min()
+    return _gain(left.found, x, points, _done(points, before - 1, after), np.sign(drops[k]), size)
+
+
+def _is_over(left: Moves, k: int, drops: Array, halves: list[int]) -> float:
+    """What move k explains that a curve which accelerates into the next move does not."""
+    (first, before), (after, _) = left.spans[k], left.spans[k + 1]
+    last = halves[k + 1]
+    points = np.arange(max(first, before - max(2 * (last - before), 10)), last + 1)[::-1]
+    size = np.abs(drops[k : k + 2]).min()
+    return _gain(left.found, left.found.u, points, 1 - _done(points, before - 1, after), -np.sign(drops[k]), size)
+
+
+def _two(left: Moves, k: int, drops: Array, halves: list[int], known: dict[tuple[object, ...], float]) -> float:
+    """What the moves around plateau k explain that a single one does not, in units of `STEP`.
+
+    Two moves that are far apart and of like size are not asked.
+    """
+    fit, pair = left.found, drops[k - 1 : k + 1]
+    ats = fit.u[halves[k - 1 : k + 1]]
+    low = fit.u[halves[k - 2]] if k > 1 else 0.0
+    high = fit.u[halves[k + 1]] if k + 1 < len(drops) else 1.0
+    size, longest = np.abs(pair).min(), LONGEST * (high - low)
+    if ats[1] - ats[0] > longest and size > 0.1 * np.abs(pair).sum() and not (k == 1 and left.cut[0]):
+        return np.inf
+    before, own, after = left.spans[k - 1 : k + 2]
+    if ats[1] <= ats[0] or before[1] > own[0] or own[1] > after[0]:
+        return 0.0  # flat parts around turns may overlap
+    key = (left.spans[k - 1 : k + 2], longest)
+    if key not in known:
+        noise = np.hypot(fit.long_run, SHAPE / 2 * size)
+        known[key] = second_gain(fit.u, fit.v, noise, list(left.spans[k - 1 : k + 2]), ats, pair, longest)
+    return STEP * known[key] / SECOND
+
+
+def _done(points: Indices, start: int, end: int) -> Array:
+    return np.clip((points - start) / max(end - start, 1), 0.0, 1.0)
+
+
+def _gain(found: Fit, x: Array, points: Indices, done: Array, sign: float, size: float) -> float:
+    """What a step explains, in chi square, that the best curve which slows down along the points does not.
+
+    x: [point], the axis; done: [point], from 0 to 1 along the step; size: the drop whose shape is uncertain.
+    """
+    if len(points) < 4:
+        return 0.0
+    v, s, x = found.v[points], np.hypot(found.long_run[points], SHAPE * size), np.abs(x[points] - x[points[0]])
+    if len(points) > BLOCKS:
+        starts = np.linspace(0, len(points), BLOCKS, endpoint=False).astype(int)
+        count = np.diff(starts, append=len(points))
+        x, v, s, done = (np.add.reduceat(y, starts) / count for y in (x, v, s, done))
+        s = s / np.sqrt(count)
+    at = np.unique(np.linspace(1, len(x) - 1, min(len(x) - 1, BENDS)).astype(int))
+    bends = sign * np.maximum(x[at] - x[:, None], 0.0) / x[at]
+    step = sign * (1 - done)[:, None]
+    return _misfit(bends, v, s) - _misfit(np.hstack([bends, step]), v, s)
+
+
+def _misfit(columns: Array, v: Array, s: Array) -> float:
+    """Chi square of the best constant plus columns [point, column] with no negative coefficient."""
+    from scipy.optimize import nnls
+
+    one = s**-1.0 / np.linalg.norm(1 / s)
+    columns, target = columns / s[:, None], v / s
+    columns, target = columns - np.outer(one, one @ columns), target - one * (one @ target)
+    norms = np.maximum(np.linalg.norm(columns, axis=0), 1e-12)
+    return float(nnls(columns / norms, target, maxiter=30 * len(v))[1] ** 2)

@@ -1,0 +1,140 @@
+"""Where a curve rests: stretches that are flat compared with the moves on their two sides.
+
+A rest is judged by slope alone, so no shape of the moves is assumed. A curve that slows down all the way (a decay) has
+monotone slopes, and so no rest before its fall.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import pairwise
+
+import numpy as np
+
+from stagelens.stages.pieces import Array, Fit, Indices
+
+Span = tuple[int, int]  # the first point, and the one after the last
+LEAST_POINTS = 3  # on a plateau
+CONTRAST = 0.45  # of the steepest slope on either side: a rest is flatter
+PLAIN = 0.85  # of the steepest slope after it in plain steps: a rest is flatter there too, whatever the axis
+FLAT = 0.1  # of the steepest slope: the part of a rest whose mean is its level
+SURE = 2.0  # standard errors by which a rest may fall or rise because of noise
+TURN = 0.1  # of the larger of the moves beside it: a smaller move back belongs to them
+
+
+def rests(found: Fit, t: Array, min_drop: float, significance: float) -> tuple[list[Span], list[bool]]:
+    """Candidate plateaus, in order; and whether the curve begins, and ends, within a move. t: [point], plain steps."""
+    u, knots, heights = found.u, found.knots, found.heights
+    turns = _turns(heights, found.errors, min_drop, significance)
+    spans: list[Span] = []
+    cut = [False, False]
+    for j, (a, b) in enumerate(pairwise(turns)):
+        k, rise = _monotone(u, knots, heights, a, b)
+        noise = np.hypot(found.errors[k[1:]], found.errors[k[:-1]])
+        sure = np.maximum(0.0, 1 - SURE * noise / np.maximum(np.diff(rise), 1e-300))
+        slopes, plain = np.diff(rise) / np.diff(u[knots[k]]), np.diff(rise) / np.diff(t[knots[k]])
+        own = [
+            (int(knots[k[x]]), int(knots[k[y + 1]]) + 1) for x, y in _valleys(slopes, plain, sure, np.diff(knots[k]))
+        ]
+        if not (own and own[0][0] <= knots[a]):
+            cut[0] |= j == 0
+            own = own if j == 0 else [_summit(found, turns, j), *own]
+        if not (own and own[-1][1] > knots[b]):
+            cut[1] |= j == len(turns) - 2
+            own = own if j == len(turns) - 2 else [*own, _summit(found, turns, j + 1)]
+        if spans and own and spans[-1][1] >= own[0][0]:
+            own[0] = spans.pop()[0], own[0][1]
+        spans += own
+    return spans, cut
+
+
+def _turns(f: Array, errors: Array, min_drop: float, significance: float) -> list[int]:
+    """Knots at which the curve turns back, and its two ends. The smallest move that is none goes first."""
+    signs = np.sign(np.diff(f))
+    moving = np.flatnonzero(signs)
+    turns = [0, *(int(j) for i, j in pairwise(moving) if signs[i] != signs[j]), len(f) - 1]
+    while len(turns) > 2:
+        size = np.abs(np.diff(f[turns]))
+        least = np.maximum(min_drop, significance * np.hypot(errors[turns[1:]], errors[turns[:-1]]))
+        beside = np.maximum(np.append(0, size[:-1]), np.append(size[1:], 0))
+        score = size / np.maximum(least, TURN * beside)
+        j = int(np.argmin(score))
+        if score[j] >= 1:
+            break
+        del turns[max(j, 1) : min(j + 2, len(turns) - 1)]
+    return turns
+
+
+def _monotone(u: Array, knots: Indices, f: Array, a: int, b: int) -> tuple[Indices, Array]:
+    """Knots of the run from turn a to turn b, and how far it has come at each.
+
+    The gap between two pieces is no rest: it joins the flatter piece beside it.
+    """
+    k, sign = np.arange(a, b + 1), np.sign(f[b] - f[a])
+    rise = np.clip(sign * f[k], sign * f[a], sign * f[b])
+    rise = (np.maximum.accumulate(rise) + np.minimum.accumulate(rise[::-1])[::-1]) / 2
+    while len(k) > 2:
+        slopes = np.diff(rise) / np.diff(u[knots[k]])
+        left, right = np.append(np.inf, slopes[:-1]), np.append(slopes[1:], np.inf)
+        gaps = np.flatnonzero((np.diff(knots[k]) == 1) & (slopes <= left) & (slopes <= right))
+        if len(gaps) == 0:
+            break
+        i = int(gaps[0])
+        drop = i if i > 0 and left[i] <= right[i] else min(i + 1, len(k) - 2)
+        k, rise = np.delete(k, drop), np.delete(rise, drop)
+    return k, rise
+
+
+def _valleys(slopes: Array, plain: Array, sure: Array, counts: Indices) -> list[tuple[int, int]]:
+    """First and last element of each rest of a monotone run. The least flat candidate goes first, if it is none.
+
+    slopes, plain: [element] on the axis and in plain steps; sure: [element], the fraction of each that is no noise.
+    """
+    n = len(slopes)
+    before, after = np.append(np.inf, slopes[:-1]), np.append(slopes[1:], np.inf)
+    lows = [int(i) for i in np.flatnonzero((slopes < before) & (slopes <= after))] if n > 1 else []
+
+    def around(j: int, most: float) -> tuple[float, int, int]:
+        """How steep candidate j is compared with its neighbours; and the elements around it that are below `most`."""
+        i, low, high = lows[j], (lows[j - 1] if j else -1), (lows[j + 1] if j + 1 < len(lows) else n)
+        sides = np.max(slopes[low + 1 : i], initial=0.0), np.max(slopes[i + 1 : high], initial=0.0)
+        left, right = (float(x) if x > slopes[i] else np.inf for x in sides)
+        later = np.max(plain[i + 1 : high], initial=0.0) * PLAIN / CONTRAST if right < np.inf else np.inf
+        ratio = sure * np.maximum(np.maximum(slopes / left, slopes / right), plain / later)
+        if left == right == np.inf:
+            return np.inf, i, i
+        return float(ratio[i]), *_grown(i, low, high, lambda k: bool(ratio[k] < most))
+
+    def score(j: int) -> float:
+        ratio, a, b = around(j, CONTRAST)
+        return ratio if np.sum(counts[a : b + 1]) + 1 >= LEAST_POINTS else np.inf
+
+    while lows:
+        scores = [score(j) for j in range(len(lows))]
+        if max(scores) <= CONTRAST:
+            break
+        del lows[int(np.argmax(scores))]
+    spans = []
+    for j in range(len(lows)):
+        _, a, b = around(j, FLAT)
+        if np.sum(counts[a : b + 1]) + 1 < LEAST_POINTS:
+            _, a, b = around(j, CONTRAST)
+        spans.append((a, b))
+    return spans
+
+
+def _summit(found: Fit, turns: list[int], j: int) -> Span:
+    """Points around turn j, where the curve turns without resting."""
+    f, curve, at = found.heights, found.curve, int(found.knots[turns[j]])
+    least = min(abs(f[turns[j]] - f[turns[j - 1]]), abs(f[turns[j + 1]] - f[turns[j]]))
+    a, b = _grown(at, -1, len(curve), lambda i: bool(abs(curve[i] - curve[at]) < FLAT * least))
+    return a, b + 1
+
+
+def _grown(i: int, low: int, high: int, inside: Callable[[int], bool]) -> tuple[int, int]:
+    a = b = i
+    while a - 1 > low and inside(a - 1):
+        a -= 1
+    while b + 1 < high and inside(b + 1):
+        b += 1
+    return a, b
