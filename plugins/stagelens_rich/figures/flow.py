@@ -14,8 +14,8 @@ from stagelens_rich.flow import solved_times
 def first_layer(run: Run) -> Figure:
     """Draws p(1,1) and the attention to the previous token in Training Stage I."""
     figure, (axes,) = panels(1, 2, f"{run.name}: the first layer (Lemma 2)", size=(4.0, 3.0))
-    labels = {"p_first": "p(1,1)", "previous_token": "attention to s - 1, at s = L"}
-    for axis, (name, label) in zip(axes, labels.items(), strict=True):
+    labels = (("p_first", "p(1,1)"), ("previous_token", "attention to s - 1, at s = L"))
+    for axis, (name, label) in zip(axes, labels, strict=True):
         t, values = run.timeline.scalar(name)
         axis.plot(t[1:], values[1:], **line_style(0))
         axis.set(xscale="log", xlabel="time", ylabel=label)
