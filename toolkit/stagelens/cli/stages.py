@@ -63,7 +63,7 @@ def stages(
     rows = [[stage.get(column) for column in COLUMNS] for stage in found["stages"]]
     output.print_table(["stage", *COLUMNS[1:]], rows, f"stages of {found['metric']}{rule}")
     if not found["transitions"]:
-        typer.echo(found["explanation"])
+        output.say(found["explanation"])
 
 
 def _is_csv(given: str) -> bool:
