@@ -131,10 +131,19 @@ def detect_stages(
     """Plateaus and transitions of a series.
 
     steps, values: [point], steps strictly increasing. `axis`: on which steps are measured; `auto` takes the
-    logarithm when half of the points lie in the first quarter of the steps. `min_drop`: the least drop, as a fraction
-    of the range of the values. `significance`: the least drop, in standard errors of the plateaus next to it.
+    logarithm when half of the points lie in the first quarter of the steps, and plain steps if there is no transition on
+    it. `min_drop`: the least drop, as a fraction of the range of the values. `significance`: the least drop, in standard
+    errors of the plateaus next to it.
     """
     t, y = _checked(steps, values)
+    found = _on_axis(t, y, axis, min_drop, significance)
+    if axis == "auto" and found.axis == "log" and not found.transitions:
+        plain = _on_axis(t, y, "linear", min_drop, significance)
+        return plain if plain.transitions else found
+    return found
+
+
+def _on_axis(t: Array, y: Array, axis: AxisName, min_drop: float, significance: float) -> Stages:
     line = Axis(t, axis)
     origin, extent = float(y[0]), float(np.ptp(y))
     if len(t) < 4 or extent <= 1e-12 * np.abs(y).max():
