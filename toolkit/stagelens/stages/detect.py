@@ -131,9 +131,9 @@ def detect_stages(
     """Plateaus and transitions of a series.
 
     steps, values: [point], steps strictly increasing. `axis`: on which steps are measured; `auto` takes the
-    logarithm when half of the points lie in the first quarter of the steps, and plain steps if there is no transition on
-    it. `min_drop`: the least drop, as a fraction of the range of the values. `significance`: the least drop, in standard
-    errors of the plateaus next to it.
+    logarithm when half of the points lie in the first quarter of the steps, and plain steps if there is no transition
+    on it. `min_drop`: the least drop, as a fraction of the range of the values. `significance`: the least drop, in
+    standard errors of the plateaus next to it.
     """
     t, y = _checked(steps, values)
     found = _on_axis(t, y, axis, min_drop, significance)
