@@ -120,6 +120,9 @@ class Stages(Sequence[Stage]):
         return "\n".join(line.rstrip() for line in [head, *rows, *why])
 
 
+MOST_OF_IT = 0.7  # of the range of the values: on plain steps one transition must do this much if there is none in log
+
+
 def detect_stages(
     steps: ArrayLike,
     values: ArrayLike,
@@ -139,7 +142,8 @@ def detect_stages(
     found = _on_axis(t, y, axis, min_drop, significance)
     if axis == "auto" and found.axis == "log" and not found.transitions:
         plain = _on_axis(t, y, "linear", min_drop, significance)
-        return plain if plain.transitions else found
+        if any(abs(one.drop) >= MOST_OF_IT * np.ptp(y) for one in plain.transitions):
+            return plain
     return found
 
 
