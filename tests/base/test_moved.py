@@ -26,3 +26,13 @@ def test_an_old_path_gives_the_names_of_the_new_module(old, monkeypatch):
         module = importlib.import_module(old)
     room = importlib.import_module(MOVED[old])
     assert all(getattr(module, name) is getattr(room, name) for name in room.__all__)
+
+
+def test_the_context_of_a_recorder_has_its_old_name():
+    import stagelens as sl
+    from kit.probe_models import tokens, transformer
+
+    recorder = sl.Recorder(transformer(), [], batch=tokens())
+    with pytest.warns(DeprecationWarning, match=r"Recorder.scene is now Recorder.context") as warned:
+        assert recorder.scene is recorder.context
+    assert warned[0].filename == __file__

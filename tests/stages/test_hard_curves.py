@@ -15,13 +15,14 @@ from kit.hard_curves import INTERVALS, TUNING, family, noise
 from stagelens.stages import detect_stages
 
 COUNT = 40
+MANY = 200  # as in the benchmark: a false transition is rare
 
 
 @pytest.mark.parametrize(
     ("name", "most"),
     [
         ("flat, white", 0.05),
-        ("flat, 0.5", 0.1),  # two false transitions in 40 curves; the goal of 0.05 is measured on more
+        ("flat, 0.5", 0.05),
         ("flat, 0.8", 0.05),
         ("flat, 0.95", 0.3),
         ("moving averages", 0.3),
@@ -30,7 +31,7 @@ COUNT = 40
     ],
 )
 def test_curves_without_transitions_have_none(name: str, most: float) -> None:
-    found = [len(detect_stages(c.steps, c.values).transitions) for c in family(name, TUNING, COUNT)]
+    found = [len(detect_stages(c.steps, c.values).transitions) for c in family(name, TUNING, MANY)]
     assert np.mean(found) <= most
 
 

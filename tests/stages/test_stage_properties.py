@@ -82,3 +82,54 @@ def test_stages_cover_the_curve_in_order_and_their_levels_lie_within_it(curve):
     for stage in stages:
         assert low - margin <= stage.level <= high + margin
         assert stage.start <= stage.at <= stage.end and 0 <= stage.sharpness <= 1
+
+
+# Curves whose plateaus are long enough to lose points: 600 points, transitions at 150, 300 and 480.
+TIMES, LEVELS = (150.0, 300.0, 480.0), (4.0, 2.5, 1.5, 0.2)
+STEPS = np.arange(600.0)
+
+
+def stairs(seed: int) -> np.ndarray:
+    """Transitions of about 30 steps between four levels, with 1% of noise, [step]."""
+    drops = -np.diff(LEVELS)
+    done = [drop / (1 + np.exp(-(STEPS - time) / 5)) for time, drop in zip(TIMES, drops, strict=True)]
+    noise = np.random.default_rng(seed).standard_normal(len(STEPS))
+    return LEVELS[0] - sum(done) + 0.01 * noise
+
+
+def assert_transitions(found: Stages, times, drops, within: float) -> None:
+    assert [t.at for t in found.transitions] == pytest.approx(list(times), abs=within)
+    assert [t.drop for t in found.transitions] == pytest.approx(list(drops), abs=0.05)
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("share", [1 / 2, 1 / 5])
+def test_fewer_points_of_each_plateau_leave_the_same_transitions(seed, share):
+    """At even distances and at random; each plateau keeps 20 points or more."""
+    values, generator = stairs(seed), np.random.default_rng(seed)
+    drawn = np.sort(generator.choice(len(STEPS), round(share * len(STEPS)), replace=False))
+    for kept in (np.arange(0, len(STEPS), round(1 / share)), drawn):
+        assert_transitions(detect_stages(STEPS[kept], values[kept]), TIMES, -np.diff(LEVELS), within=10)
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("count", [0, 1, 2])
+def test_a_curve_that_ends_on_a_plateau_has_the_transitions_before_it(seed, count):
+    end = int(TIMES[count]) - 50
+    found = detect_stages(STEPS[:end], stairs(seed)[:end])
+    assert_transitions(found, TIMES[:count], -np.diff(LEVELS)[:count], within=5)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_curve_backwards_has_its_transitions_backwards(seed):
+    found = detect_stages(STEPS, stairs(seed)[::-1], axis="linear")
+    assert_transitions(found, STEPS[-1] - np.array(TIMES)[::-1], np.diff(LEVELS)[::-1], within=5)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_shift_of_the_steps_shifts_the_times_of_a_linear_axis(seed):
+    plain, moved = (detect_stages(STEPS + shift, stairs(seed), axis="linear") for shift in (0.0, 1e5))
+    assert len(plain.transitions) == len(moved.transitions) == len(TIMES)
+    for one, other in zip(plain, moved, strict=True):
+        assert (other.kind, other.level) == (one.kind, pytest.approx(one.level, abs=1e-6))
+        assert (other.start, other.end, other.at) == pytest.approx((one.start + 1e5, one.end + 1e5, one.at + 1e5))

@@ -16,7 +16,7 @@ from stagelens.host.host import make_host
 from stagelens.report.charts import run_chart
 from stagelens.sweeps.measures import parse_measure
 from stagelens.timelines import places, probe_events
-from stagelens.timelines.curves import average, curves_of, one_curve, parse_curve
+from stagelens.timelines.curves import average, curve_name, curves_of, one_curve
 from stagelens.timelines.timeline import Timeline, pack
 
 MEANS = {"layer", "head", "position", "query", "key"}  # what one number per step may be a mean over
@@ -30,7 +30,7 @@ def measured(request) -> Timeline:
     experiment = kind(make_config(kind.Config, kind.presets, "quick", []), 0)
     if isinstance(experiment, Flow):
         return Timeline([pack(0.0, experiment.observables(0.0, experiment.initial()))])
-    probes = list(experiment.probes) if experiment.probes else None
+    probes = make_host().probe_names(own=experiment.probes)
     recorder = sl.Recorder(Training(experiment).model, probes, eval_batch(experiment, "cpu"), task=experiment)
     recorder.measure(0)
     return recorder.timeline
@@ -61,7 +61,8 @@ def test_what_averaging_leaves_is_what_the_curves_are(measured) -> None:
         flat = values.reshape(len(values), -1)
         for number, curve in enumerate(found):
             if not np.isnan(flat[:, number]).any():
-                np.testing.assert_array_equal(curve.read(measured)[1], flat[:, number])
+                # the same mean, whose numbers may be summed in another order
+                np.testing.assert_allclose(curve.read(measured)[1], flat[:, number], rtol=1e-13, atol=1e-15)
 
 
 def test_a_series_of_several_curves_is_refused_with_their_names_wherever_one_is_needed(tmp_path) -> None:
@@ -180,7 +181,8 @@ def test_the_chart_of_a_run_averages_heads_and_draws_each_direction(tmp_path) ->
     ],
 )
 def test_a_curve_is_named_by_its_series_and_elements(text, found) -> None:
-    assert parse_curve(text) == found
+    name = curve_name(text)
+    assert (name.series, name.place, name.is_mean) == (*found, False)
 
 
 def test_a_dim_or_label_that_is_not_there_is_told_with_those_that_are(tmp_path) -> None:
@@ -198,3 +200,67 @@ def test_a_dim_or_label_that_is_not_there_is_told_with_those_that_are(tmp_path) 
 def test_a_series_whose_name_has_brackets_is_itself() -> None:
     line = timeline([0, 1, 2], {"loss[0]": np.array([3.0, 2.0, 1.0])})
     assert one_curve(line, "loss[0]").read(line)[1].tolist() == [3.0, 2.0, 1.0]
+
+
+def per_head() -> Timeline:
+    """A series [step, layer, head, group] of distinct numbers."""
+    values = np.arange(3 * 2 * 3 * 2, dtype=float).reshape(3, 2, 3, 2)
+    dims = ("layer", "head", "group")
+    coords = {"group": ["near", "far"]}
+    return Timeline([pack(step, [sl.Reading("p/mass", values[step], dims, coords)]) for step in range(3)])
+
+
+def test_a_star_asks_for_one_curve_each_and_mean_for_one_of_all() -> None:
+    line = per_head()
+    array, column = line["p/mass"], line.column("p/mass")
+    found = curves_of(column, place=curve_name("p/mass[head=*,group=far]").place)
+    assert [curve.name for curve in found] == [f"p/mass[head={head},group=far]" for head in range(3)]
+    for head, curve in enumerate(found):
+        np.testing.assert_allclose(curve.read(line)[1], array.isel(head=head, group=1).mean("layer"))
+        assert one_curve(line, curve.name) == curve
+    for text, known in {
+        "mean(p/mass)": array.mean(["layer", "head", "group"]),
+        "mean(p/mass[group=far])": array.isel(group=1).mean(["layer", "head"]),
+        "mean( p/mass[layer=1, head=2] )": array.isel(layer=1, head=2).mean("group"),
+    }.items():
+        curve = one_curve(line, text)
+        np.testing.assert_allclose(curve.read(line)[1], known)
+        assert one_curve(line, curve.name) == curve
+
+
+def test_the_same_names_pick_parts_of_a_timeline() -> None:
+    line = per_head()
+    array = line["p/mass"]
+    for text, known in {
+        "p/mass[layer=1,group=far]": array.isel(layer=1, group=1),
+        "p/mass[layer=1,head=*]": array.isel(layer=1),
+        "mean(p/mass[head=*])": array.mean(["layer", "group"]),
+        "mean(p/mass[layer=0])": array.isel(layer=0).mean(["head", "group"]),
+    }.items():
+        assert line[text].dims == known.dims
+        np.testing.assert_allclose(line[text], known)
+    for text, message in {
+        "p/mass[layer=7]": "unknown layer '7'.*0, 1",
+        "p/mass[side=1]": "unknown dim 'side'.*group, head, layer",
+        "p/mas[layer=0]": "unknown series 'p/mas'.*p/mass",
+        "mean(p/mass[layer])": "expected elements such as",
+    }.items():
+        with pytest.raises(UsageError, match=message):
+            line[text]
+
+
+def test_every_command_understands_the_same_names(tmp_path) -> None:
+    curve = staircase(STEPS, [150], [3, 1])
+    values = np.stack([curve, 2 * curve], axis=-1)  # [step, head]
+    run = write_run(tmp_path, "one", {"loss": curve, "p/score": (values, ("head",))})
+    one, mean = "p/score[head=1]", "mean(p/score)"
+    for text, factor in ((one, 2.0), (mean, 1.5)):
+        assert run.stages(text).transitions[0].at == run.stages("loss").transitions[0].at
+        assert parse_measure(f"{text}:final")(run).value == pytest.approx(factor * curve[-1])
+        plateau, known = (parse_measure(f"plateau_length:{one}@50%")(run).value for one in (text, "loss"))
+        assert plateau == pytest.approx(known)
+        assert sl.compare([run], probes=[text]).series[0].name == text
+    assert [c.name for c in sl.compare([run], probes=["p/score[head=*]"]).series] == [
+        "p/score[head=0]",
+        one,
+    ]

@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from kit.written_runs import timeline
-from stagelens.timelines.events import changes, half_rise, probe_events
+from stagelens.timelines.events import half_rise, probe_events
+from stagelens.timelines.labels import changes
 
 STEPS = np.arange(0, 101)
 

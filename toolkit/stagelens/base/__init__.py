@@ -1,4 +1,4 @@
-"""base: errors, files and safe paths, JSON documents, seeds and devices. It knows nothing of the other rooms."""
+"""base: errors, files and safe paths, JSON documents, seeds and devices. It imports no other room."""
 
 import lazy_loader
 

@@ -1,4 +1,4 @@
-"""Buffers of a model, left as found."""
+"""Restores the buffers of a model after a measurement."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ if TYPE_CHECKING:
 
 @contextmanager
 def untouched_buffers(model: nn.Module) -> Iterator[None]:
-    """Puts every buffer of `model` back, whether a forward pass changes it in place or replaces it.
+    """Restores every buffer of `model` after the block, whether it was changed in place or replaced.
 
-    Models count batches or collect statistics in buffers. A measurement must not count.
+    Models count batches or collect statistics in buffers. A measurement must not change them.
     """
     import torch
 

@@ -1,4 +1,4 @@
-"""Which device a run uses."""
+"""Chooses the device of a run."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 def resolve_device(name: str = "auto") -> torch.device:
-    """The device called `name`; `auto` is the accelerator where there is one, else the CPU."""
+    """Returns the device called `name`; `auto` is the accelerator if there is one, else the CPU."""
     import torch
 
     if name == "auto":
@@ -19,7 +19,7 @@ def resolve_device(name: str = "auto") -> torch.device:
         return available or torch.device("cpu")
     try:
         device = torch.device(name)
-        torch.zeros(1, device=device).item()  # a device that only knows shapes (meta) has no numbers to give
+        torch.zeros(1, device=device).item()  # the device `meta` has shapes but no values
     except (RuntimeError, AssertionError, ImportError) as error:  # NotImplementedError is a RuntimeError
         reason = str(error).splitlines()[0]
         raise UsageError(f"device {name!r} cannot be used here ({reason}); give auto, cpu, cuda or mps") from None

@@ -1,7 +1,7 @@
-"""Documents: JSON and yaml that may come from anywhere, checked before they are used.
+"""Documents: JSON and yaml from untrusted sources, checked before they are used.
 
-What stagelens writes carries a checksum of its content, so that a changed digit is told as surely as a missing brace.
-A document that is too big, too deep or says one thing twice is refused; the error is a `ValueError` of one line.
+Documents that stagelens writes contain a checksum, which detects a changed digit as well as a missing brace.
+A document that is too large, nested too deeply, or has a key twice raises a `ValueError` of one line.
 """
 
 from __future__ import annotations
@@ -17,30 +17,30 @@ from stagelens.base.plain import json_text, plain
 
 CHECKSUM = "checksum"
 MOST_BYTES = 64 * 2**20
-MOST_YAML = 2**20  # its reader takes seconds for that
+MOST_YAML = 2**20  # bytes; the yaml reader takes seconds for that many
 MOST_DEPTH = 32
 
 
 def save_sealed(path: Path, document: dict[str, Any]) -> None:
-    """Writes `document` with its checksum, whole or not at all."""
+    """Writes `document` with its checksum, completely or not at all."""
     document = plain(document)
     write_text(path, json_text(document | {CHECKSUM: _checksum(document)}) + "\n")
 
 
 def load_sealed(path: Path) -> dict[str, Any]:
-    """What `save_sealed` wrote. A document without a checksum, from before there were any, is taken as it is."""
+    """Returns what `save_sealed` wrote. A document of an older version, without a checksum, is not verified."""
     document = parse_json(read_text(path))
     if not isinstance(document, dict):
         raise ValueError(f"it holds a {type(document).__name__}, expected an object")
-    kept = document.pop(CHECKSUM, None)
+    stored = document.pop(CHECKSUM, None)
     found = _checksum(document)
-    if kept is not None and kept != found:
-        raise ValueError(f"it does not match its checksum; if it was changed by hand, take its {CHECKSUM} out")
+    if stored is not None and stored != found:
+        raise ValueError(f"it does not match its checksum; if you edited it, remove its {CHECKSUM}")
     return document
 
 
 def read_text(path: Path, most: int = MOST_BYTES) -> str:
-    """The text of a file of at most `most` bytes."""
+    """Returns the text of a file of at most `most` bytes."""
     with path.open("rb") as file:
         read = file.read(most + 1)
     if len(read) > most:
@@ -49,7 +49,7 @@ def read_text(path: Path, most: int = MOST_BYTES) -> str:
 
 
 def parse_json(text: str) -> Any:
-    """The value of a JSON text. No key may come twice in an object, no number be nan or infinite."""
+    """Returns the value of a JSON text. Repeated keys and numbers that are not finite raise a `ValueError`."""
     try:
         value = json.loads(text, object_pairs_hook=_each_once, parse_float=_finite, parse_constant=_finite)
     except RecursionError:
@@ -59,7 +59,7 @@ def parse_json(text: str) -> Any:
 
 
 def read_yaml(path: Path) -> Any:
-    """The plain value in a yaml file. Aliases, by which a few lines can mean gigabytes, are refused."""
+    """Returns the plain value in a yaml file. Aliases are refused: with them a few lines can expand to gigabytes."""
     import yaml
 
     class Loader(yaml.SafeLoader):
@@ -72,7 +72,7 @@ def read_yaml(path: Path) -> Any:
         for event in yaml.parse(text, Loader):
             if isinstance(event, yaml.AliasEvent):
                 line = event.start_mark.line + 1 if event.start_mark else 0
-                raise ValueError(f"line {line}: an alias; write its value out")
+                raise ValueError(f"line {line}: an alias; write its value instead")
             depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
             if depth > MOST_DEPTH:
                 raise _too_deep()
@@ -82,7 +82,7 @@ def read_yaml(path: Path) -> Any:
 
 
 def _checksum(document: dict[str, Any]) -> str:
-    """Of the content, whatever its layout. A text that no file can hold, half a surrogate pair, is a `ValueError`."""
+    """Returns a checksum of the content, independent of the layout. Half a surrogate pair raises a `ValueError`."""
     canonical = json.dumps(document, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
     return hashlib.sha256(canonical.encode("utf-8")).hexdigest()
 
@@ -91,7 +91,7 @@ def _each_once(pairs: list[tuple[Any, Any]]) -> dict[Any, Any]:
     found = dict(pairs)
     if len(found) < len(pairs):
         names = [name for name, _ in pairs]
-        raise ValueError(f"the key {next(name for name in names if names.count(name) > 1)!r} is there twice")
+        raise ValueError(f"the key {next(name for name in names if names.count(name) > 1)!r} occurs twice")
     return found
 
 

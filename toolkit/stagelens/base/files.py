@@ -1,4 +1,4 @@
-"""Files that are either whole or not there: written aside, synced, then renamed into place."""
+"""Writes files atomically: to a temporary name, synced, then renamed."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from stagelens.base.errors import EnvironmentFault, UsageError
 
 @contextmanager
 def writing(path: Path) -> Iterator[Path]:
-    """Yields a path to write to; at the end of the block what was written there replaces `path` in one step."""
+    """Yields a temporary path. At the end of the block the file written there replaces `path` in one step."""
     aside = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
         yield aside
@@ -21,7 +21,7 @@ def writing(path: Path) -> Iterator[Path]:
         aside.replace(path)
     except OSError as error:
         raise EnvironmentFault(
-            f"cannot write {path}: {error.strerror or error}; free space or mend the folder, then try again "
+            f"cannot write {path}: {error.strerror or error}; free disk space or fix the directory, then try again "
             "(a run: with --resume)"
         ) from error
     finally:
@@ -36,7 +36,7 @@ def write_text(path: Path, text: str) -> None:
 
 
 def make_folder(folder: Path, advice: str, *, parents: bool = True) -> None:
-    """Makes a directory if there is none. A failure is an environment error that ends with `advice`."""
+    """Makes a directory if it does not exist. A failure raises an environment error that ends with `advice`."""
     try:
         folder.mkdir(parents=parents, exist_ok=True)
     except OSError as error:
@@ -44,9 +44,10 @@ def make_folder(folder: Path, advice: str, *, parents: bool = True) -> None:
 
 
 def safe_name(name: str) -> str:
-    """`name` if it can name one folder inside the runs folder, else an error."""
+    """Returns `name` if it can be the name of a directory in the runs directory; else raises an error."""
     if (
-        not name
+        not isinstance(name, str)
+        or not name
         or name in (".", "..")
         or name != name.strip()
         or any(c in name for c in "/\\\0")

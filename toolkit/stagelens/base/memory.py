@@ -1,4 +1,4 @@
-"""Memory: a command that asks for more than there is ends with one line, and is not killed by the system."""
+"""Memory: a command that needs more memory than is free ends with one line instead of being killed by the system."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 
 from stagelens.base.errors import EnvironmentFault
 
-# What numpy and torch say, beside MemoryError, of an array that does not fit into memory or into an address.
+# Messages of numpy and torch, apart from MemoryError, about an array that does not fit into memory.
 TOO_LARGE = re.compile(
     r"can't allocate memory|not enough memory|out of memory|overflowed with sizes|integer multiplication overflow"
     r"|array is too big|[Mm]aximum allowed (dimension|size) exceeded"
@@ -19,7 +19,7 @@ CGROUP = Path("/sys/fs/cgroup")
 
 @contextmanager
 def within_memory() -> Iterator[None]:
-    """Holds this process to the memory that is free now; what does not fit into it becomes one line."""
+    """Limits this process to the memory that is free now. An allocation that fails becomes an error of one line."""
     try:
         with _held_to(free_memory()):
             yield
@@ -32,14 +32,14 @@ def within_memory() -> Iterator[None]:
 
 
 def free_memory() -> int | None:
-    """Bytes that this process can still have, swap included; None where the system does not say."""
+    """Returns the bytes that this process can still allocate, swap included; None if the system does not report it."""
     try:
         lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
     except OSError:
         return None
     sizes = {name: int(size.split()[0]) * 1024 for name, _, size in (line.partition(":") for line in lines)}
     free = sizes["MemAvailable"] + sizes["SwapFree"]
-    try:  # a container's own limit; of what it uses, cached files give way
+    try:  # a container has its own limit; the memory of cached files can be reclaimed
         most, used = (int((CGROUP / f"memory.{name}").read_text(encoding="ascii")) for name in ("max", "current"))
         cached = re.search(r"^inactive_file (\d+)$", (CGROUP / "memory.stat").read_text(encoding="ascii"), re.MULTILINE)
     except (OSError, ValueError):
@@ -49,7 +49,7 @@ def free_memory() -> int | None:
 
 @contextmanager
 def _held_to(free: int | None) -> Iterator[None]:
-    """Lets this process have `free` bytes more; no limit beside an accelerator, whose memory is mapped into ours."""
+    """Limits this process to `free` more bytes. With an accelerator there is no limit: its memory counts as ours."""
     if free is None or any(Path("/dev").glob("nvidia[0-9]*")) or Path("/dev/kfd").exists():
         yield
         return

@@ -1,4 +1,4 @@
-"""Names of stagelens 0.1 that moved or changed: the old ones still work, with a DeprecationWarning."""
+"""Names of stagelens 0.1 that were moved or renamed. The old ones still work, with a DeprecationWarning."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any
 
-# Old path -> new path, of the modules that the documentation of 0.1 showed to plugin authors.
+# Old path -> new path of the modules in the 0.1 documentation for plugin authors.
 MOVED = {
     "stagelens.probing": "stagelens.recording",
     "stagelens.scene": "stagelens.recording",
@@ -28,7 +28,7 @@ RENAMED = {
 
 
 class OldPaths(MetaPathFinder, Loader):
-    """Imports an old path as the room that took its names."""
+    """Imports an old path as the room that has its names now."""
 
     def find_spec(
         self,
@@ -49,11 +49,11 @@ class OldPaths(MetaPathFinder, Loader):
         return old
 
     def exec_module(self, module: ModuleType) -> None:
-        """There is nothing to execute."""
+        """Does nothing: the module has no code."""
 
 
 def with_old_names(module: str, find: Callable[[str], Any]) -> Callable[[str], Any]:
-    """Returns a module's `__getattr__`, which gives public names through `find` and old names with a warning."""
+    """Returns a `__getattr__` for `module`: it finds public names with `find`, and old names with a warning."""
 
     def __getattr__(name: str) -> Any:
         if new := RENAMED.get(f"{module}.{name}"):

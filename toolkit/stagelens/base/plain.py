@@ -1,4 +1,4 @@
-"""Values as plain JSON: nan and infinity, which JSON lacks, become null."""
+"""Converts values to plain JSON. nan and infinity, which JSON does not have, become null."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 def plain(value: Any, *, keep_nan: bool = False) -> Any:
     """Returns `value` (dicts, sequences, numbers, arrays and scalars of numpy or torch) as plain Python.
 
-    nan and infinity, which JSON lacks, become None unless `keep_nan`.
+    nan and infinity, which JSON does not have, become None unless `keep_nan`.
     """
     if hasattr(value, "tolist"):
         value = value.tolist()
@@ -25,5 +25,5 @@ def plain(value: Any, *, keep_nan: bool = False) -> Any:
 
 
 def json_text(document: Any) -> str:
-    """`document` as one readable JSON document."""
+    """Returns `document` as indented JSON."""
     return json.dumps(plain(document), indent=2, allow_nan=False)

@@ -1,4 +1,4 @@
-"""Problems: exceptions of a plugin's code that cost a run one figure or one prediction, not the run itself."""
+"""Problems: exceptions in plugin code that lose one figure or one prediction, and do not end the run."""
 
 from __future__ import annotations
 
@@ -18,9 +18,8 @@ TOOLKIT = Path(__file__).parents[1]
 def noting(problems: dict[str, str], what: str, owner: Any = None, callback: Any = None) -> Iterator[None]:
     """Runs a block in which a plugin may fail. An exception ends the block and becomes `problems[what]`, one line.
 
-    `owner` is the task or flow whose code runs: the line names its id and the place in its own code. `callback` is its
-    method that returned what the block works on. Environment errors, such as a full disk, are not the plugin's: they
-    pass.
+    `owner` is the task or flow whose code runs: the line contains its id and the file and line in its code. `callback`
+    is the method of `owner` that returned what the block works on. Environment errors, such as a full disk, are raised.
     """
     try:
         yield
@@ -34,9 +33,9 @@ def noting(problems: dict[str, str], what: str, owner: Any = None, callback: Any
 
 
 def culprit(error: BaseException, owner: Any = None, callback: Any = None) -> str:
-    """`file:line` of the innermost frame in the code of `owner`; without one, of the definition of `callback`.
+    """Returns `file:line` of the innermost frame in the code of `owner`, else of the definition of `callback`.
 
-    Without either it is the innermost frame outside of the toolkit, or of all.
+    If there is neither, it is the innermost frame outside of the toolkit, else the innermost frame.
     """
     if own := place_in(error, owner):
         return own
@@ -49,7 +48,7 @@ def culprit(error: BaseException, owner: Any = None, callback: Any = None) -> st
 
 
 def place_in(error: BaseException, *owners: Any) -> str:
-    """`file:line` of the innermost frame in the code of one of `owners` (objects or functions); empty if none is."""
+    """Returns `file:line` of the innermost frame in the code of `owners` (objects or functions), or an empty text."""
     homes = [home for home in map(_home, owners) if home is not None]
     frames = traceback.extract_tb(error.__traceback__)
     own = [frame for frame in frames if any(_lies_in(frame.filename, home) for home in homes)]
@@ -57,7 +56,7 @@ def place_in(error: BaseException, *owners: Any) -> str:
 
 
 def _home(owner: Any) -> Path | None:
-    """The package folder, or the file, that `owner` or its class comes from; None if it was typed into a notebook."""
+    """Returns the package directory or the file that defines `owner` or its class; None in a notebook."""
     name = str(getattr(owner, "__module__", ""))
     package, module = sys.modules.get(name.partition(".")[0]), sys.modules.get(name)
     file = getattr(package, "__file__", None) or getattr(module, "__file__", None)  # a namespace package has no file

@@ -1,4 +1,4 @@
-"""Processes: the cores, threads and GPUs that workers share, and the environment variables that tell them."""
+"""Processes: the cores, threads and GPUs that workers share, and the environment variables that set them."""
 
 from __future__ import annotations
 
@@ -11,37 +11,37 @@ GPUS = "CUDA_VISIBLE_DEVICES"  # read by CUDA and ROCm
 
 
 def cores() -> int:
-    """The cores that this process may use."""
+    """Returns the number of cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def threads_each(workers: int) -> int:
-    """The threads of each of `workers`: `$OMP_NUM_THREADS` if the user set it, else an equal share of the cores."""
-    given = os.environ.get("OMP_NUM_THREADS", "").split(",")[0].strip()  # OpenMP takes a list, one number a level
+    """Returns the threads per worker: `$OMP_NUM_THREADS` if the user set it, else the cores divided by `workers`."""
+    given = os.environ.get("OMP_NUM_THREADS", "").split(",")[0].strip()  # OpenMP takes a list of numbers
     return int(given) if given.isdigit() and int(given) > 0 else max(1, cores() // workers)
 
 
 def worker_environment(threads: int, gpu: str | None = None) -> dict[str, str]:
-    """Environment variables of a worker: its threads, where the user has not set them, and the one GPU that it sees."""
+    """Returns the environment variables of a worker: its threads, unless the user set them, and its one visible GPU."""
     variables = {name: os.environ.get(name) or str(threads) for name in THREAD_VARIABLES}
     return variables if gpu is None else variables | {GPUS: gpu}
 
 
 def wants_gpu(device: str) -> bool:
-    """Whether a job on `device` runs on a GPU; for `auto` it does if there is one."""
+    """Returns True if a job on `device` uses a GPU; for `auto` it does if there is one."""
     return device.partition(":")[0] not in ("cpu", "mps", "meta")
 
 
 def gpus_in_turn(device: str) -> list[str]:
-    """What each local worker of a sweep on `device` sees as its GPU, in turn; empty if workers are not pinned.
+    """Returns the GPU of each local worker of a sweep on `device`, in turn; empty if workers are not pinned.
 
-    Workers are pinned if `device` leaves the choice and there are several GPUs: `cuda:1` is one, by the user's choice.
+    Workers are pinned if there are several GPUs and `device` does not name one of them, as `cuda:1` does.
     """
     if not wants_gpu(device) or ":" in device:
         return []
     import torch
 
-    count = torch.cuda.device_count()  # it does not initialize CUDA
+    count = torch.cuda.device_count()  # this call does not initialize CUDA
     visible = [name.strip() for name in os.environ.get(GPUS, "").split(",") if name.strip()]
     names = visible[:count] or [str(number) for number in range(count)]
     return names if len(names) > 1 else []
@@ -49,7 +49,7 @@ def gpus_in_turn(device: str) -> list[str]:
 
 @contextmanager
 def environment(values: dict[str, str]) -> Iterator[None]:
-    """Sets environment variables for the length of a block."""
+    """Sets environment variables during a block."""
     before = {name: os.environ.get(name) for name in values}
     os.environ.update(values)
     try:

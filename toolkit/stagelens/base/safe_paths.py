@@ -1,4 +1,4 @@
-"""Paths that stay inside: a run that somebody else packed cannot make stagelens read or write elsewhere."""
+"""Safe paths: an untrusted run directory cannot make stagelens read or write outside of the runs directory."""
 
 from __future__ import annotations
 
@@ -9,26 +9,25 @@ from stagelens.base.errors import UsageError
 
 
 def own(folder: Path, *names: str) -> Path:
-    """`folder / names`, a file or folder of the run in `folder`, there or not.
+    """Returns `folder / names`, the path of a file or directory of the run in `folder`, whether it exists or not.
 
-    A link may lead to another place in the folder of runs, not out of it. A pipe or a device, at which a reader would
-    wait for ever, is refused.
+    A link that leads out of the runs directory is refused. So is a pipe or a device, which would block a reader.
     """
     path = folder
     for name in names:
         path = path / name
         if path.is_symlink() and not leads_into(path, Path(os.path.realpath(folder)).parent):
-            raise UsageError(f"{path} is a link that leads out of the folder of runs; put what it means in its place")
+            raise UsageError(f"{path} is a link that leads out of the runs directory; replace it by what it links to")
     if path.exists() and not (path.is_file() or path.is_dir()):
-        raise UsageError(f"{path} is neither a file nor a folder; it is no part of a run")
+        raise UsageError(f"{path} is neither a file nor a directory; a run has only these")
     return path
 
 
 def check_own(folder: Path) -> None:
-    """Refuses a run with a link, pipe or device in it that `own` refuses."""
+    """Raises an error if the run in `folder` contains a link, pipe or device that `own` refuses."""
     try:
         found = [entry.name for entry in os.scandir(folder) if entry.is_symlink() or not _is_usual(entry)]
-    except OSError:  # no folder, or none that can be listed: what is wanted of it will say so
+    except OSError:  # there is no such directory, or it cannot be listed: whoever reads it raises the error
         return
     for name in found:
         own(folder, name)
@@ -39,5 +38,5 @@ def _is_usual(entry: os.DirEntry[str]) -> bool:
 
 
 def leads_into(path: Path, folder: Path) -> bool:
-    """Whether `path`, its links followed, lies in `folder`."""
+    """Returns True if `path`, with links resolved, is in `folder`."""
     return Path(os.path.realpath(path)).is_relative_to(os.path.realpath(folder))

@@ -1,7 +1,7 @@
-"""Randomness: every random number of a run is a function of the seed and of what it is for.
+"""Randomness: every random number of a run is a function of the seed and of its purpose.
 
 Init, train and eval are separate streams of one seed, and the batch of step `s` depends on (seed, s) alone. So a
-resumed run draws what the uninterrupted one drew, and two tasks can be fed the same data.
+resumed run draws the same numbers as an uninterrupted one, and two tasks can be trained on the same data.
 """
 
 from __future__ import annotations
@@ -17,22 +17,22 @@ if TYPE_CHECKING:
 
 
 def derive(seed: int, *path: str | int) -> int:
-    """A 63-bit seed for the stream `path` of `seed`, the same on every machine."""
+    """Returns a 63-bit seed for the stream `path` of `seed`, the same on every machine."""
     digest = hashlib.sha256(repr((seed, *path)).encode()).digest()
     return int.from_bytes(digest[:8], "little") >> 1
 
 
 def generator(seed: int, *path: str | int) -> torch.Generator:
-    """A CPU generator for the stream `path` of `seed`. Data are drawn on the CPU so that every device sees the same."""
+    """Returns a CPU generator for the stream `path` of `seed`. Data drawn on the CPU are the same on every device."""
     import torch
 
     return torch.Generator().manual_seed(derive(seed, *path))
 
 
 def seed_everywhere(seed: int) -> None:
-    """`torch.manual_seed`, without its cost where there is no accelerator.
+    """Calls `torch.manual_seed`, or a faster equivalent if there is no accelerator.
 
-    There it keeps a formatted stack for each kind of device that is missing: a third of a small model's step.
+    Without one, `torch.manual_seed` formats a stack for each missing device: a third of a small model's step.
     """
     import torch
 
@@ -44,11 +44,11 @@ def seed_everywhere(seed: int) -> None:
 
 @contextmanager
 def untouched_rng() -> Iterator[None]:
-    """Leaves the random states of torch (every device), numpy and Python as they were found."""
+    """Restores the random states of torch (all devices), numpy and Python after the block."""
     import numpy as np
     import torch
 
-    numpy: Any = np.random  # the global generator, which others may rely on, whatever its bit generator is
+    numpy: Any = np.random  # the global generator; its bit generator may have been replaced too
     bits, numpy_state = numpy.get_bit_generator(), numpy.get_state(legacy=False)
     python_state = random.getstate()
     try:

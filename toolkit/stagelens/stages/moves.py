@@ -12,18 +12,17 @@ from itertools import pairwise
 
 import numpy as np
 
-from stagelens.stages.one_or_two_moves import second_gain
 from stagelens.stages.pieces import LEAST_NOISE, Array, Fit, Indices, standard_error
 from stagelens.stages.plateaus import Span, rests
 
-SMALL, SLOPING, SLOWER = 0.04, 0.2, 0.1  # of its neighbour: the least drop; of a move that is so much slower
-SHAPE = 0.1  # of the smaller drop: what the shape of a move is uncertain by
-LONGEST = 0.2  # of the distance between its neighbours: what a move takes at most when it may be two
-# In units of chi square: what a step must explain that a curve which only slows down does not; what a second move must
-# that a single one does not; what settles the question without the second test; and what a step must explain after a
-# fall from the first point on, which may be a decay.
-STEP, SECOND, ENOUGH, DECAY = 2.0, 12.0, 50.0, 10.0
-BLOCKS, BENDS = 80, 40  # points and bends of the curve that slows down
+WANDER = 3.0  # times the wander of the plateaus next to it: a smaller move is part of that wander
+SMALL = 0.04  # of the drop next to it: a smaller move belongs to its neighbour
+SHAPE = 0.1  # of the smaller drop: the error of each point because no move has a simple shape
+# The evidence for a plateau, in units of chi square: what is needed if the moves around it are far apart, and if they
+# may be one move. A single move takes at most `LONGEST` of the distance between its neighbours. Two moves of which the
+# smaller has less than `UNEQUAL` of both may be one at any distance.
+APART, CLOSE, LONGEST, UNEQUAL = 3.0, 8.5, 0.12, 0.1
+BLOCKS, BENDS = 80, 40  # at most so many points and bends of the curve that slows down
 
 
 @dataclass(frozen=True)
@@ -53,6 +52,12 @@ class Moves:
         return np.array([standard_error(self.found.wander, self.found.long_run, a, b) for a, b in self.spans])
 
     @cached_property
+    def wander(self) -> Array:
+        """The mean distance of the fitted curve from the middle of each plateau, [plateau]: slow wander, not noise."""
+        curves = (self.found.curve[a:b] for a, b in self.spans)
+        return np.array([np.mean(np.abs(curve - np.median(curve))) for curve in curves])
+
+    @cached_property
     def drops(self) -> Array:
         return -np.diff(self.levels)
 
@@ -65,6 +70,7 @@ class Moves:
     def ends(self) -> Array:
         return np.array([self.found.u[b[0]] for _, b in pairwise(self.spans)])
 
+    @cached_property
     def halves(self) -> list[int]:
         """The points at which each move is half done."""
         levels, curve, halves = self.levels, self.found.curve, []
@@ -80,9 +86,9 @@ class Moves:
         if len(size) == 0:
             return None
         least = np.maximum(min_drop, significance * np.hypot(self.errors[1:], self.errors[:-1]))
-        rate = size / np.maximum(self.ends - self.starts, 1e-9)
-        for i, k in [(i, i + 1) for i in range(len(size) - 1)] + [(i + 1, i) for i in range(len(size) - 1)]:
-            least[i] = max(least[i], size[k] * (SLOPING if rate[i] < SLOWER * rate[k] else SMALL))
+        least = np.maximum(least, WANDER * np.maximum(self.wander[1:], self.wander[:-1]))
+        least[1:] = np.maximum(least[1:], SMALL * size[:-1])
+        least[:-1] = np.maximum(least[:-1], SMALL * size[1:])
         score = size / np.maximum(least, 1e-12)
         return int(np.argmin(score)) if score.min() < 1 else None
 
@@ -120,65 +126,49 @@ def moves(found: Fit, t: Array, min_drop: float, significance: float) -> Moves:
 
 
 def _doubtful(left: Moves, t: Array, known: dict[tuple[object, ...], float]) -> int | None:
-    """The shortest plateau that a single move would explain as well; None if there is none.
+    """Returns the shortest plateau that the curve can be explained without; None if all are needed.
 
-    `known` caches what a plateau between its neighbours explains.
+    `known` caches the evidence for a plateau between its neighbours.
     """
-    drops, halves, u = left.drops, left.halves(), left.found.u
-    scores: dict[int, float] = {}
+    drops, u, doubtful = left.drops, left.found.u, []
     for k in range(len(drops)):
         if (k == 0 and left.cut[0]) or (k > 0 and drops[k - 1] * drops[k] <= 0):
             continue
         key = (k == 0, left.spans[max(k - 1, 0) : k + 2])
         if key not in known:
-            known[key] = _begins(left, k, t, drops, halves)
-            if k > 0:
-                known[key] = min(known[key], _is_over(left, k - 1, drops, halves))
-        scores[k] = known[key] * (STEP / DECAY if k == 1 and left.cut[0] else 1)
-        if k > 0 and STEP <= scores[k] < ENOUGH:
-            scores[k] = _two(left, k, drops, halves, known)
-    doubtful = [k for k, score in scores.items() if score < STEP]
+            known[key] = min(_begins(left, k, t), _is_over(left, k - 1) if k > 0 else np.inf)
+        if known[key] < (CLOSE if k > 0 and _may_be_one(left, k) else APART):
+            doubtful.append(k)
     return min(doubtful, key=lambda k: u[left.spans[k][1] - 1] - u[left.spans[k][0]], default=None)
 
 
-def _begins(left: Moves, k: int, t: Array, drops: Array, halves: list[int]) -> float:
+def _may_be_one(left: Moves, k: int) -> bool:
+    """True if the moves around plateau k are so close, or so unequal, that a single move would look alike.
+
+    A fall from the first point on may be a decay, whose end looks like a small move.
+    """
+    at = np.concatenate([[0.0], left.found.u[left.halves], [1.0]])  # [move + 2]; move k is at[k + 1]
+    sizes = np.abs(left.drops[k - 1 : k + 1])
+    close = at[k + 1] - at[k] <= LONGEST * (at[k + 2] - at[k - 1])
+    return bool(close or sizes.min() <= UNEQUAL * sizes.sum() or (k == 1 and left.cut[0]))
+
+
+def _begins(left: Moves, k: int, t: Array) -> float:
     """What move k explains that a curve which slows down does not: from the move before it on, or from the start."""
-    (_, before), (after, last) = left.spans[k], left.spans[k + 1]
-    first, x = (halves[k - 1], left.found.u) if k > 0 else (0, t)
+    (_, before), (after, last), drops = left.spans[k], left.spans[k + 1], left.drops
+    first, x = (left.halves[k - 1], left.found.u) if k > 0 else (0, t)
     points = np.arange(first, min(last, after + max(2 * (after - first), 10)))
     size = np.abs(drops[max(k - 1, 0) : k + 1]).min()
     return _gain(left.found, x, points, _done(points, before - 1, after), np.sign(drops[k]), size)
 
 
-def _is_over(left: Moves, k: int, drops: Array, halves: list[int]) -> float:
+def _is_over(left: Moves, k: int) -> float:
     """What move k explains that a curve which accelerates into the next move does not."""
-    (first, before), (after, _) = left.spans[k], left.spans[k + 1]
-    last = halves[k + 1]
+    (first, before), (after, _), drops = left.spans[k], left.spans[k + 1], left.drops
+    last = left.halves[k + 1]
     points = np.arange(max(first, before - max(2 * (last - before), 10)), last + 1)[::-1]
     size = np.abs(drops[k : k + 2]).min()
     return _gain(left.found, left.found.u, points, 1 - _done(points, before - 1, after), -np.sign(drops[k]), size)
-
-
-def _two(left: Moves, k: int, drops: Array, halves: list[int], known: dict[tuple[object, ...], float]) -> float:
-    """What the moves around plateau k explain that a single one does not, in units of `STEP`.
-
-    Two moves that are far apart and of like size are not asked.
-    """
-    fit, pair = left.found, drops[k - 1 : k + 1]
-    ats = fit.u[halves[k - 1 : k + 1]]
-    low = fit.u[halves[k - 2]] if k > 1 else 0.0
-    high = fit.u[halves[k + 1]] if k + 1 < len(drops) else 1.0
-    size, longest = np.abs(pair).min(), LONGEST * (high - low)
-    if ats[1] - ats[0] > longest and size > 0.1 * np.abs(pair).sum() and not (k == 1 and left.cut[0]):
-        return np.inf
-    before, own, after = left.spans[k - 1 : k + 2]
-    if ats[1] <= ats[0] or before[1] > own[0] or own[1] > after[0]:
-        return 0.0  # flat parts around turns may overlap
-    key = (left.spans[k - 1 : k + 2], longest)
-    if key not in known:
-        noise = np.hypot(fit.long_run, SHAPE / 2 * size)
-        known[key] = second_gain(fit.u, fit.v, noise, list(left.spans[k - 1 : k + 2]), ats, pair, longest)
-    return STEP * known[key] / SECOND
 
 
 def _done(points: Indices, start: int, end: int) -> Array:

@@ -23,7 +23,7 @@ Flags = NDArray[np.bool_]
 MOST_EDGES = 240  # the partition takes quadratic time in the points at which a piece may begin
 LEAST_NOISE = 1e-3  # of the range: pieces need not follow a curve more closely
 DRIFT = 0.015  # of the range: what a plateau falls or rises by
-PIECE, RAMP = 3.0, 6.0  # costs in units of chi square: of a piece (besides 2 log n), and of its slope
+PIECE, RAMP = 3.0, 12.0  # costs in units of chi square: of a piece (besides 2 log n), and of its slope
 SPIKE = 6.0  # noise widths: what one or two points deviate by at most before the median replaces them
 
 

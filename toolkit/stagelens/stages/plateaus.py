@@ -18,8 +18,7 @@ LEAST_POINTS = 3  # on a plateau
 CONTRAST = 0.45  # of the steepest slope on either side: a rest is flatter
 PLAIN = 0.85  # of the steepest slope after it in plain steps: a rest is flatter there too, whatever the axis
 FLAT = 0.1  # of the steepest slope: the part of a rest whose mean is its level
-SURE = 2.0  # standard errors by which a rest may fall or rise because of noise
-TURN = 0.1  # of the larger of the moves beside it: a smaller move back belongs to them
+TURN = 0.2  # of the larger move next to it: a smaller move back is an overshoot of that move
 
 
 def rests(found: Fit, t: Array, min_drop: float, significance: float) -> tuple[list[Span], list[bool]]:
@@ -30,12 +29,8 @@ def rests(found: Fit, t: Array, min_drop: float, significance: float) -> tuple[l
     cut = [False, False]
     for j, (a, b) in enumerate(pairwise(turns)):
         k, rise = _monotone(u, knots, heights, a, b)
-        noise = np.hypot(found.errors[k[1:]], found.errors[k[:-1]])
-        sure = np.maximum(0.0, 1 - SURE * noise / np.maximum(np.diff(rise), 1e-300))
         slopes, plain = np.diff(rise) / np.diff(u[knots[k]]), np.diff(rise) / np.diff(t[knots[k]])
-        own = [
-            (int(knots[k[x]]), int(knots[k[y + 1]]) + 1) for x, y in _valleys(slopes, plain, sure, np.diff(knots[k]))
-        ]
+        own = [(int(knots[k[x]]), int(knots[k[y + 1]]) + 1) for x, y in _valleys(slopes, plain, np.diff(knots[k]))]
         if not (own and own[0][0] <= knots[a]):
             cut[0] |= j == 0
             own = own if j == 0 else [_summit(found, turns, j), *own]
@@ -85,10 +80,10 @@ def _monotone(u: Array, knots: Indices, f: Array, a: int, b: int) -> tuple[Indic
     return k, rise
 
 
-def _valleys(slopes: Array, plain: Array, sure: Array, counts: Indices) -> list[tuple[int, int]]:
+def _valleys(slopes: Array, plain: Array, counts: Indices) -> list[tuple[int, int]]:
     """First and last element of each rest of a monotone run. The least flat candidate goes first, if it is none.
 
-    slopes, plain: [element] on the axis and in plain steps; sure: [element], the fraction of each that is no noise.
+    slopes, plain: [element] on the axis and in plain steps; counts: [element], their points.
     """
     n = len(slopes)
     before, after = np.append(np.inf, slopes[:-1]), np.append(slopes[1:], np.inf)
@@ -100,7 +95,7 @@ def _valleys(slopes: Array, plain: Array, sure: Array, counts: Indices) -> list[
         sides = np.max(slopes[low + 1 : i], initial=0.0), np.max(slopes[i + 1 : high], initial=0.0)
         left, right = (float(x) if x > slopes[i] else np.inf for x in sides)
         later = np.max(plain[i + 1 : high], initial=0.0) * PLAIN / CONTRAST if right < np.inf else np.inf
-        ratio = sure * np.maximum(np.maximum(slopes / left, slopes / right), plain / later)
+        ratio = np.maximum(np.maximum(slopes / left, slopes / right), plain / later)
         if left == right == np.inf:
             return np.inf, i, i
         return float(ratio[i]), *_grown(i, low, high, lambda k: bool(ratio[k] < most))

@@ -31,7 +31,7 @@ def times(found: Moves, u: Array, v: Array) -> list[Time]:
     """When each move happens, read from all points u, v of the curve between the middles of its two plateaus."""
     result = []
     middles = [(a + b) // 2 for a, b in found.spans]
-    for i, half in enumerate(found.halves()):
+    for i, half in enumerate(found.halves):
         inside = slice(middles[i], middles[i + 1] + 1)
         done = (found.levels[i] - v[inside]) / (found.levels[i] - found.levels[i + 1])
         start, at, end = crossings(u[inside], done) or (found.starts[i], u[half], found.ends[i])

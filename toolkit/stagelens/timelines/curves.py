@@ -3,13 +3,16 @@
 A series has dims. Only `AVERAGED` dims (layers, heads, positions) are averaged, because their elements are instances of
 one quantity. Every other dim (references, directions, groups, sides, quantities, parameters, ...) names different
 quantities, so each of its elements is a curve of its own: `kl_to_references/kl[reference=bigram]`.
+
+A user names curves in one way everywhere: `PROBE/READING[layer=1,head=0]` picks elements of dims, `[head=*]` asks for
+one curve for each head, and `mean(PROBE/READING[layer=1])` averages all that is not picked.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Container, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from itertools import product
 from typing import TYPE_CHECKING, Any
 
@@ -20,6 +23,8 @@ from stagelens.base import UsageError, unknown
 from stagelens.timelines.reading import CHANCE
 
 if TYPE_CHECKING:
+    import xarray
+
     from stagelens.timelines.timeline import Column, Timeline
 
 Floats = NDArray[np.float64]
@@ -27,6 +32,8 @@ Floats = NDArray[np.float64]
 AVERAGED = ("layer", "head", "position", "query", "key")  # dims that one number per step is a mean over
 LISTED = 12  # curves that an error lists
 NAMED = re.compile(r"(?P<series>[^\[\]]+)\[(?P<place>.*)\]")
+MEAN = re.compile(r"mean\((?P<inside>.+)\)")
+EACH = "*"  # instead of a label: one curve for each element of the dim
 
 
 @dataclass(frozen=True)
@@ -37,11 +44,13 @@ class SeriesCurve:
     place: tuple[tuple[str, str], ...] = ()
     averaged: tuple[str, ...] = ()
     labels: tuple[str, ...] = ()  # of a series of labels
+    is_mean: bool = False  # asked for as `mean(...)`
 
     @property
     def name(self) -> str:
         """`kl_to_references/kl[reference=bigram]`: what a user writes to ask for this curve."""
-        return self.source + (f"[{','.join(f'{dim}={label}' for dim, label in self.place)}]" if self.place else "")
+        name = self.source + (f"[{','.join(f'{dim}={label}' for dim, label in self.place)}]" if self.place else "")
+        return f"mean({name})" if self.is_mean else name
 
     @property
     def rule(self) -> str:
@@ -75,41 +84,75 @@ class SeriesCurve:
         return timeline.steps[there], self.middle(flat[there], 1)
 
 
-def curves_of(*columns: Column, place: Mapping[str, str] | None = None) -> list[SeriesCurve]:
-    """The curves that the same series of several timelines has in all of them, in the first one's order.
+@dataclass(frozen=True)
+class CurveName:
+    """The name of one or several curves, parsed: the series, the labels of the dims that it picks, and `mean(...)`."""
 
-    `place` picks elements of dims by label. A dim that is not averaged enters the names of the curves if it has
-    several elements, or other labels in another column. Each curve is one number per step in every column.
+    series: str
+    place: Mapping[str, str] = field(default_factory=dict)
+    is_mean: bool = False
+
+
+def curves_of(*columns: Column, place: Mapping[str, str] | None = None, is_mean: bool = False) -> list[SeriesCurve]:
+    """Returns the curves that the same series of several timelines has in all of them, in the first one's order.
+
+    `place` picks elements of dims by label, or with `*` all of them, one curve each. Other dims that are not averaged
+    enter the names of the curves if they have several elements, or other labels in another column. With `is_mean` the
+    mean over all that is not picked is taken. Each curve is one number per step in every column.
     """
     first, picked = columns[0], dict(place or {})
     for dim, label in picked.items():
         for column in columns:
             _check_place(column, dim, label)
-    named = [dim for column in columns for dim in column.dims if dim in picked or _is_named(dim, columns)]
+    if is_mean and first.labels:
+        raise UsageError(f"mean({first.name}): the series holds labels ({', '.join(first.labels)}), which have no mean")
+    named = [d for c in columns for d in c.dims if d in picked or (not is_mean and _is_named(d, columns))]
     choices = []
     for dim in dict.fromkeys(named):
         if any(dim not in column.dims for column in columns):
             return []
         shared = [label for label in _labels(first, dim) if all(label in _labels(c, dim) for c in columns)]
-        choices.append([(dim, label) for label in dict.fromkeys(shared) if label == picked.get(dim, label)])
+        wanted = picked.get(dim, EACH)
+        choices.append([(dim, label) for label in dict.fromkeys(shared) if wanted in (EACH, label)])
     wide = [d for c in columns for d, size in zip(c.dims, c.shape, strict=True) if size > 1 and d not in named]
     averaged = tuple(dict.fromkeys(wide))
-    return [SeriesCurve(first.name, chosen, averaged, first.labels) for chosen in product(*choices)]
+    return [SeriesCurve(first.name, chosen, averaged, first.labels, is_mean) for chosen in product(*choices)]
 
 
 def one_curve(timeline: Timeline, text: str, place: Mapping[str, str] | None = None) -> SeriesCurve:
     """The curve that `text` names: `loss`, `kl_to_references/kl[reference=bigram]`. An error lists what it may mean."""
-    name, inside = (text, {}) if text in timeline else parse_curve(text)
-    found = curves_of(timeline.column(name), place={**inside, **(place or {})})
+    name = curve_name(text, timeline)
+    found = curves_of(timeline.column(name.series), place={**name.place, **(place or {})}, is_mean=name.is_mean)
     if len(found) != 1:
         raise UsageError(f"series {text!r} has {len(found)} curves; give one of them: {listed(found)}")
     return found[0]
 
 
-def parse_curve(text: str) -> tuple[str, dict[str, str]]:
-    """`probe/reading[layer=1,head=0]` as the series and the labels of the dims that it picks."""
-    found = NAMED.fullmatch(text.strip())
-    return (found["series"], parse_place(found["place"], text)) if found else (text.strip(), {})
+def curve_name(text: str, known: Container[str] = ()) -> CurveName:
+    """Returns `PROBE/READING[layer=1,head=0]` or `mean(...)` in its parts. A series of `known` is taken as it is."""
+    text = text.strip()
+    if text in known:
+        return CurveName(text)
+    if mean := MEAN.fullmatch(text):
+        return replace(curve_name(mean["inside"], known), is_mean=True)
+    found = NAMED.fullmatch(text)
+    return CurveName(found["series"].strip(), parse_place(found["place"], text)) if found else CurveName(text)
+
+
+def picked(timeline: Timeline, text: str) -> xarray.DataArray:
+    """Returns the part of a series that `text` picks: without the dims of which it gives one element.
+
+    `mean(...)` leaves only the steps and the dims that are given with `*`.
+    """
+    name = curve_name(text)
+    column = timeline.column(name.series)
+    array = timeline[name.series]
+    for dim, label in name.place.items():
+        _check_place(column, dim, label)
+        if label != EACH:
+            array = array.isel({dim: _labels(column, dim).index(label)})
+    left = [dim for dim in array.dims if dim != "step" and name.place.get(str(dim)) != EACH]
+    return array.mean(left) if name.is_mean else array
 
 
 def parse_place(text: str, whole: str) -> dict[str, str]:
@@ -173,6 +216,16 @@ def places(column: Column) -> list[str]:
     return [" ".join(chosen) for chosen in product(*words)]
 
 
+def element_names(column: Column) -> list[str]:
+    """Returns the name of each number of a series, in order, as a user writes it: `probe/reading[layer=0,head=2]`.
+
+    Dims of size one are left out.
+    """
+    wide = [dim for dim, size in zip(column.dims, column.shape, strict=True) if size > 1]
+    choices = [[(dim, label) for label in _labels(column, dim)] for dim in wide]
+    return [SeriesCurve(column.name, chosen).name for chosen in product(*choices)]
+
+
 def chance_levels(timeline: Timeline, name: str) -> Floats:
     """Returns the distinct chance levels of the series `name`, [step, level]; none if they were not recorded."""
     if f"{name}{CHANCE}" not in timeline:
@@ -213,8 +266,14 @@ def _labels(column: Column, dim: str) -> list[str]:
     return [str(label) for label in column.coordinate(dim)]
 
 
+def element(column: Column, dim: str, label: str) -> int:
+    """Returns the index of the element of `dim` with this label. An unknown one is an error that lists all labels."""
+    _check_place(column, dim, label)
+    return _labels(column, dim).index(label)
+
+
 def _check_place(column: Column, dim: str, label: str) -> None:
     if dim not in column.dims:
         raise unknown("dim", dim, column.dims, f"of {column.name!r}")
-    if label not in (labels := _labels(column, dim)):
+    if label != EACH and label not in (labels := _labels(column, dim)):
         raise unknown(dim, label, labels, f"of {column.name!r}")

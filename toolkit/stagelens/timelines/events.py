@@ -10,12 +10,13 @@ from numpy.typing import NDArray
 
 from stagelens.timelines.crossings import first_crossing
 from stagelens.timelines.curves import lines_of
+from stagelens.timelines.labels import HOLD, changes
+from stagelens.timelines.nearest import KL, nearest_reference
 from stagelens.timelines.reading import is_companion
 from stagelens.timelines.timeline import Timeline
 
 Floats = NDArray[np.float64]
 
-HOLD = 3  # measurements for which a new label must last
 LEAST_RISE = 0.2  # of the larger end: a smaller rise is no event
 MOST_LINES = 8  # a series of more numbers per step is averaged over layers, heads and positions
 
@@ -24,7 +25,8 @@ def probe_events(timeline: Timeline) -> list[dict[str, Any]]:
     """Returns what happened in the series of `timeline`, each event as `{step, what, series}`, sorted by step.
 
     A series of labels (a head's leading group, a layer's phase) has an event when its label changes and the new one
-    lasts. A series of numbers that ends well above its start has one when it reaches half of its rise.
+    lasts. A series of numbers that ends well above its start has one when it reaches half of its rise. KL divergences
+    have one when another reference becomes the nearest.
     """
     found = []
     for name in timeline:
@@ -32,30 +34,8 @@ def probe_events(timeline: Timeline) -> list[dict[str, Any]]:
             continue
         happened = _label_changes if timeline.column(name).labels else _half_rises
         found += [{"step": step, "what": what, "series": name} for step, what in happened(timeline, name)]
+    found += [{"step": step, "what": what, "series": KL} for step, what in _nearest_changes(timeline)]
     return sorted(found, key=lambda event: (event["step"], event["series"]))
-
-
-def changes(codes: Floats, hold: int = HOLD) -> list[tuple[int, int, int]]:
-    """Returns (index, before, after) of every change in `codes` [step] to a code that lasts.
-
-    It lasts for `hold` measurements, or to the end. nan is ignored; a shorter visit belongs to the code before it.
-    """
-    there = np.flatnonzero(np.isfinite(codes))
-    found: list[tuple[int, int, int]] = []
-    if not len(there):
-        return found
-    measured = codes[there].astype(int)
-    starts = np.flatnonzero(np.diff(measured, prepend=measured[0] - 1))
-    lengths = np.diff(np.append(starts, len(measured)))
-    current = None
-    for start, length in zip(starts, lengths, strict=True):
-        code = int(measured[start])
-        if code == current or (length < hold and start + length < len(measured)):
-            continue
-        if current is not None:
-            found.append((int(there[start]), current, code))
-        current = code
-    return found
 
 
 def half_rise(steps: NDArray[Any], values: Floats) -> float | None:
@@ -78,9 +58,17 @@ def half_rise(steps: NDArray[Any], values: Floats) -> float | None:
 def _label_changes(timeline: Timeline, name: str) -> Iterator[tuple[float, str]]:
     lines = lines_of(timeline, name)
     for label, codes in zip(lines.labels, lines.values.T, strict=True):
-        for at, before, after in changes(codes):
+        for at, before, after in changes(codes, timeline.steps):
             change = f"{lines.column.label(before)} → {lines.column.label(after)}"
             yield timeline.steps[at].item(), f"{label}: {change}".removeprefix(": ")
+
+
+def _nearest_changes(timeline: Timeline) -> Iterator[tuple[float, str]]:
+    """Yields when another reference predictor becomes the nearest one."""
+    nearest = nearest_reference(timeline)
+    if nearest is not None:
+        for at, before, after in changes(nearest.codes):
+            yield timeline.steps[at].item(), f"nearest: {nearest.name(before)} → {nearest.name(after)}"
 
 
 def _half_rises(timeline: Timeline, name: str) -> Iterator[tuple[float, str]]:

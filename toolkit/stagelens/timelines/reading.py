@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass, field
+from math import inf
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -12,13 +13,52 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 
+ERROR = "_error"  # ends the name of a reading's standard error
 CHANCE = "_chance"  # ends the name of a reading's chance level
-COMPANIONS = ("_error", CHANCE)  # `score_error` is the standard error of `score`; they are drawn with it, not alone
+COMPANIONS = (ERROR, CHANCE)  # `score_error` is the standard error of `score`; they are drawn with it, not alone
 
 
 def is_companion(name: str, names: Container[str]) -> bool:
     """True if `name` is the standard error or the chance level of one of `names`."""
     return any(name.endswith(end) and name.removesuffix(end) in names for end in COMPANIONS)
+
+
+@dataclass(frozen=True)
+class ReadingInfo:
+    """What a reading means: one line, its dims, unit, smallest and largest value, and chance level.
+
+        described = {"score": ReadingInfo("attention to the previous token", ("layer", "head"), "fraction", 0, 1)}
+
+    A dim that depends on the task is written `group|lag`. `chance` is what a model that has learned nothing scores: a
+    number in words, or empty if there is none.
+    """
+
+    meaning: str
+    dims: tuple[str, ...] = ()
+    unit: str = ""
+    low: float = -inf
+    high: float = inf
+    chance: str = ""
+
+    @property
+    def range(self) -> str:
+        """The smallest and the largest value, in words."""
+        if self.low > -inf and self.high < inf:
+            return f"{self.low:g} to {self.high:g}"
+        return f"at least {self.low:g}" if self.low > -inf else f"at most {self.high:g}" if self.high < inf else "any"
+
+
+def described_reading(name: str, described: Mapping[str, ReadingInfo]) -> ReadingInfo | None:
+    """Returns what `described` has under `name`. A standard error or a chance level follows from its reading."""
+    if name in described:
+        return described[name]
+    of = described.get(name.removesuffix(ERROR)) if name.endswith(ERROR) else None
+    if of is not None:
+        return ReadingInfo(f"standard error of {name.removesuffix(ERROR)}", of.dims, of.unit, 0)
+    of = described.get(name.removesuffix(CHANCE)) if name.endswith(CHANCE) else None
+    if of is not None:
+        return ReadingInfo(f"chance level of {name.removesuffix(CHANCE)}", of.dims, of.unit, of.low, of.high)
+    return None
 
 
 @dataclass(frozen=True)

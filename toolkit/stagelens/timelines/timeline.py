@@ -8,6 +8,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -18,6 +19,8 @@ from stagelens.timelines.reading import Reading
 
 if TYPE_CHECKING:
     import xarray
+
+    from stagelens.runs import Run
 
 Floats = NDArray[np.float64]
 LARGEST_STEP = 1e100  # beyond any training or flow; an axis needs room above it
@@ -214,6 +217,19 @@ class Timeline(Mapping[str, Any]):
                 if known != column:
                     self._columns[column.name] = joined(known, column)
 
+    @property
+    def measurements(self) -> Sequence[Measurement]:
+        """The measurements, one for each of `steps`."""
+        return self._measurements
+
+    def save(self, name: str, **options: Any) -> Run:
+        """Writes the timeline as the run `name`, with stages and a report, and returns the run.
+
+        Options as of `sl.Recorder`: `runs`, `config`, `stage_names` and `predictions`.
+        """
+        saved: Run = import_module("stagelens.api").save_timeline(self, name, **options)  # a room above this one
+        return saved
+
     @cached_property
     def _rows(self) -> dict[Layout, NDArray[np.int64]]:
         """The indices of the measurements with each layout. A layout that many share is hashed and compared once."""
@@ -262,12 +278,17 @@ class Timeline(Mapping[str, Any]):
     def scalar(self, name: str, place: Mapping[str, Any] | None = None) -> tuple[NDArray[Any], Floats]:
         """Returns (steps, values) of a series of one number per step, at the steps at which it was measured.
 
-        `place` picks one number of a series with dims, by coordinate: `{"head": 2}`. Nothing is averaged.
+        `probe/reading[head=2]`, or `place={"head": 2}`, picks one number of a series with dims. Only `mean()` averages.
         """
-        column = self.column(name)
-        values = self.series(name)
-        for dim, label in (place or {}).items():
-            values = values.take([column.coordinate(dim).index(label)], axis=1 + column.dims.index(dim))
+        from stagelens.timelines.curves import curve_name, element, one_curve
+
+        parsed = curve_name(name, self)
+        if parsed.is_mean:
+            return one_curve(self, name, place).read(self)
+        column = self.column(parsed.series)
+        values = self.series(parsed.series)
+        for dim, label in {**parsed.place, **(place or {})}.items():
+            values = values.take([element(column, dim, str(label))], axis=1 + column.dims.index(dim))
         if values.size != len(values):
             raise UsageError(
                 f"series {name!r} has dims {column.dims} of shape {column.shape}; a single number was expected"
@@ -303,8 +324,13 @@ class Timeline(Mapping[str, Any]):
         return xarray.Variable(("step", *column.dims), self.series(name), attrs)
 
     def __getitem__(self, name: str) -> xarray.DataArray:
+        """Returns a series with its dims, or the part of it that a name such as `probe/reading[head=0]` picks."""
         import xarray
 
+        from stagelens.timelines.curves import picked
+
+        if name not in self:
+            return picked(self, name)
         column = self.column(name)
         coords = {dim: list(column.coordinate(dim)) for dim in column.dims}
         return xarray.DataArray(self._variable(name), coords={"step": self.steps, **coords}, name=name)
