@@ -64,7 +64,8 @@ def test_a_trainer_with_the_callback_leaves_a_run_and_the_same_weights() -> None
 
 
 def test_a_trainer_that_resumes_continues_the_run() -> None:
-    options: dict[str, Any] = {"run": "mine", "schedule": sl.Schedule(log=1, even=6, refine=1)}
+    schedule = sl.Schedule(log=1, even=6, refine=1)
+    options: dict[str, Any] = {"run": "mine", "schedule": schedule, "probes": ["induction"]}
     train([StagelensCallback(BATCH, **options)])
     before = sl.load("mine").timeline.series("loss")
     train([StagelensCallback(BATCH, **options)], resume="saved/checkpoint-3")
@@ -79,6 +80,9 @@ def test_text_is_measured_with_the_trainers_tokenizer() -> None:
     assert callback.recorder is not None
     assert callback.recorder.context.batch["input_ids"].shape == (2, 11)
     assert "loss" in callback.recorder.timeline
+    one = StagelensCallback(text="hello world", probes=["attention_sparsity"])
+    train([one], tokenizer=letters)
+    assert one.recorder is not None and one.recorder.context.batch["input_ids"].shape == (1, 11)
 
 
 def test_mistakes_are_reported_in_one_line() -> None:

@@ -27,7 +27,7 @@ def architectures(draw: st.DrawFn) -> dict[str, object]:
     From d_model = 8 up: a layer norm of two numbers leaves a sign only, whose gradient is nothing but rounding.
     """
     heads, positions = draw(st.integers(1, 3)), draw(st.sampled_from(["learned", "sinusoidal", "alibi", "none"]))
-    continuous = draw(st.booleans())
+    continuous, causal = draw(st.booleans()), draw(st.booleans())
     return {
         "n_layers": draw(st.integers(1, 3)),
         "n_heads": heads,
@@ -39,7 +39,8 @@ def architectures(draw: st.DrawFn) -> dict[str, object]:
         "normalization": draw(st.sampled_from(["layer", "none"])),
         "positions": positions,
         "alibi_slope": draw(st.floats(0.0, 2.0)) if positions == "alibi" and draw(st.booleans()) else None,
-        "causal": draw(st.booleans()),
+        "causal": causal,
+        "own_token": draw(st.booleans()) or not causal,
         "dropout": draw(st.sampled_from([0.0, 0.3])),
         "seed": draw(st.integers(0, 99)),
         **({"d_in": 3, "d_out": draw(st.integers(1, 4))} if continuous else {"d_vocab": 5}),
@@ -159,7 +160,7 @@ def taken(model: FastTransformer, tokens: Tensor, monkeypatch: pytest.MonkeyPatc
     ways = []
     with monkeypatch.context() as patch:
         original = fast.logits
-        patch.setattr(fast, "logits", lambda *given: ways.append("fast") or original(*given))
+        patch.setattr(fast, "logits", lambda *given, **named: ways.append("fast") or original(*given, **named))
         model(tokens)
     return "fast" if ways else "explicit"
 

@@ -16,6 +16,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from transformer_lens import HookedTransformer, HookedTransformerConfig
 
+from stagelens import Recorder
 from stagelens.base.errors import UsageError
 from stagelens.models import ToyConfig, Transformer, build_transformer
 
@@ -154,6 +155,25 @@ def test_sinusoidal_positions_follow_the_formula_and_are_not_trained() -> None:
     logits.square().sum().backward()
     torch.optim.AdamW(model.parameters(), lr=0.1, weight_decay=0.1).step()
     close(model.W_pos, table)
+
+
+@pytest.mark.parametrize("positions", ["alibi", "none"])
+def test_without_its_own_token_a_query_attends_to_the_tokens_before_it(positions: str) -> None:
+    """The pattern is that of the whole attention without its diagonal, renormalized; the first query is as it was."""
+    whole, model = (randomize(build(positions=positions, n_layers=1, own_token=own)) for own in (True, False))
+    tokens = some_tokens()
+    before, after = (m.run_with_cache(tokens)[1]["blocks.0.attn.hook_pattern"] for m in (whole, model))
+    expected = before.clone()
+    expected[..., range(1, 7), range(1, 7)] = 0
+    close(after, expected / expected.sum(-1, keepdim=True))
+    assert (after[..., 0, 0] == 1).all()
+    found = Recorder(model, ["attention_sparsity"], tokens).context.visible(after, 0)
+    assert torch.equal(found, (after > 0).any(0).any(0))
+
+
+def test_the_own_token_is_hidden_from_causal_attention_only() -> None:
+    with pytest.raises(UsageError, match="own_token=False is for causal attention"):
+        build(causal=False, own_token=False)
 
 
 @pytest.mark.parametrize("causal", [True, False])

@@ -11,9 +11,21 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import stagelens as sl
-from kit.own_models import HEADS, LAYERS, VOCAB, WAYS, WIDTH, hugging_face, plain_model, tokens_like_text
+from kit.own_models import (
+    CONTEXT,
+    HEADS,
+    LAYERS,
+    VOCAB,
+    WAYS,
+    WIDTH,
+    PlainTransformer,
+    hugging_face,
+    plain_model,
+    tokens_like_text,
+)
 
 KINDS = ("gpt2", "llama", "neox", "bert")
+FURTHER = ("mistral", "gemma", "opt")
 TOKENS = tokens_like_text()
 
 
@@ -22,7 +34,7 @@ def patterns_of(cache: Any) -> list[Tensor]:
 
 
 @pytest.mark.parametrize("attention", ["sdpa", "eager"])
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", [*KINDS, *FURTHER])
 def test_patterns_are_hugging_faces_own_and_the_output_is_not_changed(kind: str, attention: str) -> None:
     model = hugging_face(kind, attention)
     with torch.no_grad():
@@ -34,6 +46,12 @@ def test_patterns_are_hugging_faces_own_and_the_output_is_not_changed(kind: str,
         expected = model(TOKENS, output_attentions=True).attentions
     for seen, own in zip(patterns_of(cache), expected, strict=True):
         torch.testing.assert_close(seen, own, atol=1e-6, rtol=0)
+
+
+def test_the_window_of_local_attention_is_seen() -> None:
+    visible = sl.watch(hugging_face("mistral"), TOKENS).visible_keys(0, CONTEXT, CONTEXT)
+    past = torch.arange(CONTEXT)[:, None] - torch.arange(CONTEXT)
+    assert torch.equal(visible, (past >= 0) & (past < 5))
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -111,9 +129,9 @@ def test_a_hook_can_replace_heads_scores_and_patterns(way: str) -> None:
         torch.testing.assert_close(changed, by_pattern, atol=1e-5, rtol=1e-5)
 
 
-@pytest.mark.parametrize("model", [*KINDS, *(way for way in WAYS if way != "einsum")])
+@pytest.mark.parametrize("model", [*KINDS, *FURTHER, *(way for way in WAYS if way != "einsum")])
 def test_the_matrices_of_every_layer_are_those_that_the_model_uses(model: str) -> None:
-    watched = sl.watch(hugging_face(model) if model in KINDS else plain_model(model), TOKENS)
+    watched = sl.watch(hugging_face(model) if model in (*KINDS, *FURTHER) else plain_model(model), TOKENS)
     inputs: dict[int, Tensor] = {}
     taken: dict[int, Tensor] = {}
     for layer, site in enumerate(watched.layers):
@@ -129,6 +147,9 @@ def test_the_matrices_of_every_layer_are_those_that_the_model_uses(model: str) -
         shift = seen.repeat_interleave(HEADS // seen.shape[2], dim=2) - values  # the bias, the same everywhere
         torch.testing.assert_close(shift, shift[:1, :1].expand_as(shift), atol=1e-5, rtol=0)
         assert site.W_Q.shape == site.W_K.shape == site.W_V.shape == (HEADS, WIDTH, WIDTH // HEADS)
+        if model == "opt":  # which scales its queries
+            own = watched.model.get_submodule(site.call.path).q_proj.weight
+            assert torch.equal(site.W_Q.mT.flatten(0, 1), own)
         if f"blocks.{layer}.hook_attn_out" in cache:
             out = torch.einsum("bphd,hdm->bpm", cache[f"blocks.{layer}.attn.hook_z"], site.W_O)
             shift = cache[f"blocks.{layer}.hook_attn_out"] - out
@@ -136,8 +157,8 @@ def test_the_matrices_of_every_layer_are_those_that_the_model_uses(model: str) -
             taken[layer] = shift
     assert watched.W_E.shape == (VOCAB, WIDTH)
     assert watched.W_U.shape == (WIDTH, VOCAB)
-    assert bool(taken) == (model != "bert")  # whose blocks normalize after adding
-    if taken:
+    assert len(taken) == (0 if model == "opt" else LAYERS)  # OPT's MLP has no dimension for sequences
+    if model not in ("bert", "opt"):  # the blocks of BERT normalize after adding
         for layer in range(LAYERS):
             parts = [cache[f"blocks.{layer}.hook_{name}"] for name in ("resid_pre", "attn_out", "mlp_out")]
             torch.testing.assert_close(sum(parts), cache[f"blocks.{layer}.hook_resid_post"], atol=1e-5, rtol=1e-5)
@@ -233,9 +254,10 @@ def test_mistakes_are_reported_in_one_line() -> None:
     for words, call in {
         "the model is a str": lambda: sl.watch("gpt2", TOKENS),
         "no attention was seen in Linear": lambda: sl.watch(nn.Linear(3, 3), torch.zeros(2, 3)),
-        "cannot be called on the batch (IndexError": lambda: sl.watch(model, TOKENS + VOCAB),
+        "cannot be called on the batch (TypeError": lambda: sl.watch(model, "text"),
         "forward returned a dict": lambda: sl.watch(model, TOKENS, forward=lambda m, b: {"hidden": m(b)}),
         "returned a dict without logits": lambda: sl.watch(_Wrapped(model), TOKENS),
+        "parameters have no values (device 'meta')": lambda: sl.watch(PlainTransformer().to("meta"), TOKENS),
         "was compiled by torch.jit": lambda: sl.watch(traced(model), TOKENS),
         "no self-attention was seen in GptOssForCausalLM": lambda: sl.watch(hugging_face("gpt_oss"), TOKENS),
     }.items():
@@ -258,3 +280,56 @@ class _Wrapped(nn.Module):
 
     def forward(self, tokens: Tensor) -> dict[str, Tensor]:
         return {"hidden": self.inner(tokens)}
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_two_watched_objects_of_one_model_see_the_same(way: str) -> None:
+    model = plain_model(way)
+    first, second = sl.watch(model, TOKENS), sl.watch(model, TOKENS)
+    plain = model(TOKENS)
+    seen: dict[str, Tensor] = {}
+    hooks = {
+        who: [("blocks.1.attn.hook_pattern", lambda x, hook, who=who: seen.update({who: x.detach()}))]
+        for who in ("first", "second")
+    }
+    with first.hooks(fwd_hooks=hooks["first"]), second.hooks(fwd_hooks=hooks["second"]):
+        torch.testing.assert_close(model(TOKENS), plain)
+    assert set(seen) == {"first", "second"}
+    torch.testing.assert_close(seen["first"], seen["second"], atol=1e-6, rtol=0)
+    with second.hooks(fwd_hooks=hooks["second"]):
+        recorder = sl.Recorder(model, ["attention_sparsity"], batch=TOKENS)
+        recorder.measure(0)
+    alone = sl.Recorder(model, ["attention_sparsity"], batch=TOKENS)
+    alone.measure(0)
+    name = "attention_sparsity/sparsity"
+    assert (recorder.timeline[name].values == alone.timeline[name].values).all()
+
+
+def test_an_attention_inside_a_watched_model_can_be_watched_itself() -> None:
+    model = plain_model("multihead")
+    inner: Any = model.h[1].attn.attention
+    x = torch.randn(2, 5, inner.embed_dim)
+    whole, part = sl.watch(model, TOKENS), sl.watch(inner, (x, x, x))
+    seen: list[Tensor] = []
+    keep: Any = lambda z, hook: seen.append(z.detach())  # noqa: E731
+    with (
+        whole.hooks(fwd_hooks=[("blocks.1.attn.hook_z", keep)]),
+        part.hooks(fwd_hooks=[("blocks.0.attn.hook_z", keep)]),
+    ):
+        model(TOKENS)
+    assert len(seen) == 2 and torch.equal(*seen)
+    assert torch.equal(part.layers[0].W_O, whole.layers[1].W_O)
+
+
+def test_tokens_and_positions_beyond_an_embedding_are_refused() -> None:
+    model = plain_model("scaled")
+    for batch, words in ((TOKENS + 10, "index 29 to the embedding 'wte', which has 20 rows"), (-TOKENS, "index -19")):
+        with pytest.raises(sl.StagelensError, match=words):
+            sl.watch(model, batch)
+    with pytest.raises(sl.StagelensError, match=r"index 99 to the embedding 'wpe'.* shorter sequences"):
+        sl.watch(model, torch.zeros(2, 100, dtype=torch.long))
+    past = hugging_face("gpt2")(TOKENS[:, :12], use_cache=True).past_key_values
+    with pytest.raises(sl.StagelensError, match="without cached keys"):
+        sl.watch(hugging_face("gpt2"), {"input_ids": TOKENS[:, 12:], "past_key_values": past})
+    with pytest.raises(sl.StagelensError, match=r"tensor of shape \[\]; it must return logits"):
+        sl.watch(model, TOKENS, forward=lambda model, batch: model(batch).mean())

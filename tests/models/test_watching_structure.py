@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from typing import Any
 
@@ -196,6 +197,46 @@ def test_models_of_other_build_are_seen_as_they_compute(name: str) -> None:
     assert watched.structure.final_norm == ("norm" if name == "late norm" else None)
 
 
+def post_norm(norm_first: bool) -> nn.Module:
+    layer = nn.TransformerEncoderLayer(WIDTH, HEADS, 64, dropout=0.1, batch_first=True, norm_first=norm_first)
+    encoder = nn.TransformerEncoder(layer, LAYERS, enable_nested_tensor=False)
+    return nn.Sequential(nn.Embedding(VOCAB, WIDTH), encoder, nn.Linear(WIDTH, VOCAB)).eval()
+
+
+@pytest.mark.parametrize(
+    ("made", "attention", "mlp"),
+    [
+        (
+            lambda: hugging_face("bert"),
+            "bert.encoder.layer.1.attention.output.dense",
+            "bert.encoder.layer.1.output.dense",
+        ),
+        (lambda: post_norm(False), "1.layers.1.self_attn.out_proj", "1.layers.1.linear2"),
+        (lambda: post_norm(True), "1.layers.1.self_attn.out_proj", "1.layers.1.linear2"),
+        (lambda: hugging_face("gemma2"), "model.layers.1.self_attn.o_proj", "model.layers.1.mlp.down_proj"),
+        (lambda: hugging_face("opt"), None, None),
+    ],
+    ids=["bert", "post-norm", "pre-norm", "gemma2", "opt"],
+)
+def test_what_attention_and_mlp_add_can_be_removed(made: Any, attention: str | None, mlp: str | None) -> None:
+    """A branch that a hook sets to zero is a branch whose last linear map has zero weights."""
+    torch.manual_seed(0)
+    model = made()
+    watched = sl.watch(model, TOKENS)
+    for name, path in (("blocks.1.hook_attn_out", attention), ("blocks.1.hook_mlp_out", mlp)):
+        assert (name in watched.hook_dict) == (path is not None)
+        if path is None:
+            continue
+        removed = watched.run_with_hooks(TOKENS, fwd_hooks=[(name, lambda x, hook: torch.zeros_like(x))])
+        by_hand = copy.deepcopy(model)
+        for parameter in by_hand.get_submodule(path).parameters():
+            nn.init.zeros_(parameter)
+        expected = by_hand(TOKENS)
+        expected = expected if isinstance(expected, Tensor) else expected.logits
+        torch.testing.assert_close(removed, expected, atol=1e-5, rtol=0)
+        assert (removed - watched(TOKENS)).abs().max() > 1e-3
+
+
 def test_a_hook_replaces_the_pattern_of_one_head() -> None:
     def first_key(pattern: Tensor, hook: Any) -> Tensor:
         return F.one_hot(torch.zeros(pattern.shape[:-1], dtype=torch.long), pattern.shape[-1]).float()
@@ -267,3 +308,34 @@ def test_the_residual_stream_of_t5_is_that_of_whole_blocks() -> None:
         torch.testing.assert_close(cache[f"blocks.{layer}.attn.hook_pattern"], own, atol=1e-6, rtol=0)
     for layer, own in enumerate(out.cross_attentions):
         torch.testing.assert_close(cache[f"blocks.{layer}.cross_attn.hook_pattern"], own, atol=1e-6, rtol=0)
+
+
+@pytest.mark.parametrize("kind", ["falcon", "falcon, grouped"])
+def test_the_patterns_of_falcon_are_those_of_its_eager_attention(kind: str) -> None:
+    """transformers adds the Boolean mask of a Falcon with sdpa to its scores if it is asked for `output_attentions`."""
+    model = hugging_face(kind)
+    _, cache = sl.watch(model, TOKENS).run_with_cache(TOKENS)
+    eager = type(model)._from_config(model.config, attn_implementation="eager").eval()
+    eager.load_state_dict(model.state_dict())
+    expected = eager(TOKENS, output_attentions=True).attentions
+    for layer, own in enumerate(expected):
+        torch.testing.assert_close(cache[f"blocks.{layer}.attn.hook_pattern"], own, atol=1e-6, rtol=0)
+
+
+@pytest.mark.parametrize("first", [True, False])
+def test_pytorchs_decoder_alone(first: bool) -> None:
+    torch.manual_seed(0)
+    decoder = nn.TransformerDecoder(nn.TransformerDecoderLayer(WIDTH, HEADS, 64, batch_first=first), LAYERS).eval()
+    target, memory = torch.randn(3, 6, WIDTH), torch.randn(3, 5, WIDTH)
+    batch = (target, memory) if first else (target.transpose(0, 1), memory.transpose(0, 1))
+    watched = sl.watch(decoder, batch)
+    _, cache = watched.run_with_cache(*batch)
+    assert [cache[f"blocks.1.{name}.hook_pattern"].shape[2:] for name in ("attn", "cross_attn")] == [(6, 6), (6, 5)]
+    weights: list[Tensor] = []
+    decoder.layers[0].self_attn.register_forward_pre_hook(
+        lambda module, args, kwargs: (args, kwargs | {"need_weights": True, "average_attn_weights": False}),
+        with_kwargs=True,
+    )
+    decoder.layers[0].self_attn.register_forward_hook(lambda module, args, out: weights.append(out[1]))
+    decoder(*batch)
+    torch.testing.assert_close(cache["blocks.0.attn.hook_pattern"], weights[0], atol=1e-6, rtol=0)

@@ -160,6 +160,11 @@ def test_probes_give_plain_reasons() -> None:
     translator.measure(0)
     assert translator.problems == {}
     assert translator.skipped["induction/prefix_matching"].startswith("the model does not run on tokens alone")
+    factorized = sl.Recorder(hugging_face("electra"), EVERY, batch={"input_ids": TOKENS, "labels": TOKENS})
+    factorized.measure(0)
+    assert factorized.problems == {} and "induction/prefix_matching" in factorized.timeline
+    several = "W_E, W_U, W_V and W_O have several widths (16, 32), not one d_model"
+    assert factorized.skipped["induction/copying"] == several
 
 
 def test_repeated_tokens_reach_a_forward_that_takes_a_mapping() -> None:

@@ -1,4 +1,11 @@
-from .covered import watched as watched
+from .hooks import watched as watched
+from .lens import (
+    HookedRootModule as HookedRootModule,
+    HookPoint as HookPoint,
+    fast as fast,
+)
+from .reading import Hook as Hook, Rows as Rows, reading as reading
+from .saving import config_json as config_json, save_checkpoint as save_checkpoint
 from .toys import ToyConfig as ToyConfig
 from .transformer import (
     Activation as Activation,
@@ -8,7 +15,6 @@ from .transformer import (
     SlowForward as SlowForward,
     Transformer as Transformer,
     build_transformer as build_transformer,
-    fast as fast,
     from_config as from_config,
 )
 from .watching.calling import Forward as Forward

@@ -49,11 +49,13 @@ class LinearEmbed(lens.Embed):  # type: ignore[misc]
 class Attention(lens.Attention):  # type: ignore[misc]
     """Attention with dropout, and with learnable ALiBi slopes that start at `slopes` [head] where given.
 
+    Without `own_token` a query does not see its own key; the first query, which has no other, does.
     In training mode `hook_pattern` shows the softmax before dropout, `hook_z` what the dropped pattern reads.
     """
 
-    def __init__(self, cfg: Any, layer: int, *, dropout: float, slopes: Tensor | None) -> None:
+    def __init__(self, cfg: Any, layer: int, *, dropout: float, slopes: Tensor | None, own_token: bool = True) -> None:
         super().__init__(cfg, "global", layer)
+        self.own_token = own_token
         self.pattern_dropout = nn.Dropout(dropout)
         self.out_dropout = nn.Dropout(dropout)
         self.alibi_slope = None if slopes is None else nn.Parameter(slopes.to(cfg.dtype, copy=True))
@@ -61,13 +63,15 @@ class Attention(lens.Attention):  # type: ignore[misc]
     def calculate_attention_scores(self, q: Tensor, k: Tensor) -> Tensor:
         """q [batch, query, head, d_head], k [batch, key, head, d_head] -> [batch, head, query, key]."""
         scores: Tensor = super().calculate_attention_scores(q, k)
-        if self.alibi_slope is None:
+        if self.alibi_slope is None and self.own_token:
             return scores
         n_query, n_key = scores.shape[-2:]
         key = torch.arange(n_key, device=scores.device)
         query = torch.arange(n_key - n_query, n_key, device=scores.device)  # with cached keys, the last ones
         distance = (query[:, None] - key[None, :]).abs()  # [query, key]; the causal mask comes after
-        return scores - self.alibi_slope[:, None, None] * distance
+        if not self.own_token:
+            scores = scores.masked_fill((distance == 0) & (key > 0), -torch.inf)
+        return scores if self.alibi_slope is None else scores - self.alibi_slope[:, None, None] * distance
 
     def calculate_z_scores(self, v: Tensor, pattern: Tensor) -> Tensor:
         """v [batch, key, head, d_head], pattern [batch, head, query, key] -> [batch, query, head, d_head]."""

@@ -11,12 +11,11 @@ from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.module import _has_any_global_hook
 from transformer_lens import HookedTransformerConfig, components as lens
-from transformer_lens.hook_points import HookPoint
 from transformer_lens.utilities.activation_functions import SUPPORTED_ACTIVATIONS, XIELU
 
 from stagelens.models import components as ours
+from stagelens.models.hooks import watched
 
 DTYPES = (torch.float32, torch.float64)
 EMBEDDINGS = (lens.Embed, ours.LinearEmbed)
@@ -55,7 +54,7 @@ WITHOUT_CONFIG = (nn.Dropout, nn.Identity)
 
 
 def covers(model: Any, inputs: Any, itself: bool = False) -> bool:
-    """Whether `logits` gives what the model's own forward pass gives on `inputs`, and nobody would miss a hook.
+    """True if `logits` gives what the model's own forward pass gives on `inputs`, and no hook is attached.
 
     Hooks on the model `itself` are missed where it is not called.
     """
@@ -89,17 +88,17 @@ def unknown_in(model: Any) -> str:
 
 
 def own_helpers(kind: Any) -> bool:
-    """Whether a subclass of somebody has other HELPERS than TransformerLens and we have."""
+    """Returns True if a third-party subclass overrides one of HELPERS."""
     return any(getattr(kind, name).__module__.partition(".")[0] not in PACKAGES for name in HELPERS)
 
 
 def own_residual(model: Any) -> bool:
-    """Whether the model's `get_residual` is ours, which drops, and which takes models without positions."""
+    """Returns True if `get_residual` is ours, which applies dropout and supports models without positions."""
     return getattr(type(model), "own_residual", False)
 
 
 def _parts(model: Any) -> Iterator[tuple[Any, tuple[type, ...]]]:
-    """Each part that is computed with, and the types it may have."""
+    """Returns each part that the fused path computes with, and the types that it may have."""
     cfg, part = model.cfg, model._modules.get
     yield part("embed"), EMBEDDINGS
     if cfg.positional_embedding_type == "standard":
@@ -120,7 +119,7 @@ def _parts(model: Any) -> Iterator[tuple[Any, tuple[type, ...]]]:
 
 
 def _unknown_of(part: Any, kinds: tuple[type, ...], cfg: Any) -> str:
-    """What of one part is not known here."""
+    """Returns what of one part the fused path does not cover; empty if it covers all."""
     kind = type(part)
     if kind not in kinds:
         return f"a part of type {kind.__name__}"
@@ -162,7 +161,7 @@ def _unknown_of_attention(attn: Any, cfg: Any) -> str:
 
 @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
 def _masks_fully(attn: Any) -> bool:
-    """Whether masked scores become -inf. The buffer is read again only after somebody wrote to it or replaced it.
+    """Whether masked scores become -inf. The buffer is read again only after it was written to or replaced.
 
     True while torch traces, when values cannot be inspected.
     """
@@ -204,7 +203,7 @@ CHECKS = {
 
 
 def blocks_of(model: Any) -> list[Any]:
-    """The blocks that the forward pass goes through."""
+    """Returns the blocks that the forward pass uses."""
     return [block for _, block in zip(range(model.cfg.n_layers), model.blocks, strict=False)]
 
 
@@ -218,31 +217,3 @@ def _readable(model: Any, inputs: Tensor) -> bool:
         right = inputs.dim() == 2 and inputs.dtype in (torch.int64, torch.int32)
     fits = right and (model.cfg.positional_embedding_type == "none" or inputs.shape[1] <= model.cfg.n_ctx)
     return fits and getattr(model.tokenizer, "padding_side", "right") != "left"
-
-
-def watched(model: Any, itself: bool = False) -> bool:
-    """Whether some part, or also the model `itself`, has a hook, forward or backward, or a forward pass of its own.
-
-    A hook point that is not TransformerLens' own HookPoint counts, for it may do something to what passes through it.
-    """
-    if _has_any_global_hook() or (itself and _is_watched(model)):  # type: ignore[no-untyped-call]
-        return True
-    parts = [model._modules]
-    while parts:
-        for name, part in parts.pop().items():
-            if (part is not None and _is_watched(part)) or (name.startswith("hook_") and type(part) is not HookPoint):
-                return True
-            if part is not None and part._modules:
-                parts.append(part._modules)
-    return False
-
-
-def _is_watched(part: Any) -> Any:
-    own = part.__dict__
-    return (
-        own["_forward_hooks"]
-        or own["_forward_pre_hooks"]
-        or own["_backward_hooks"]
-        or own["_backward_pre_hooks"]
-        or "forward" in own
-    )

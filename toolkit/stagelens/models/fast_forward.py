@@ -1,8 +1,8 @@
-"""The forward pass where nobody looks: what a HookedTransformer computes, at the speed of plain PyTorch.
+"""The fused forward path: what a HookedTransformer computes, at the speed of plain PyTorch.
 
 TransformerLens makes queries, keys and values apart and writes scores and patterns out, so that hooks can see them.
 With the same parameters, this takes one product for all three, fused attention and native layer norms, and leaves out
-what nobody reads.
+what no hook reads.
 """
 
 from __future__ import annotations
@@ -17,15 +17,17 @@ from transformer_lens.utilities.activation_functions import gelu_new
 
 from stagelens.models import components as ours
 from stagelens.models.covered import blocks_of, own_residual
+from stagelens.models.reading import NO_READERS, Readers
 
 SHORT = 128  # positions: on a CPU, up to here products are faster than the fused kernel
 EVERY = slice(None)  # every position
 
 
-def logits(model: Any, inputs: Tensor, queries: slice = EVERY) -> Tensor:
+def logits(model: Any, inputs: Tensor, queries: slice = EVERY, readers: Readers = NO_READERS) -> Tensor:
     """Tokens [batch, pos], or vectors [batch, pos, d_in], to logits [batch, query, d_out] at the positions `queries`.
 
-    Of the other positions the last layer makes keys and values only: nothing else of them is read there.
+    Of the other positions the last layer makes keys and values only: nothing else of them is read there. `readers` see
+    queries, keys and patterns on the way.
     """
     batch, length = inputs.shape[:2]
     x = _embedded(model, inputs).flatten(0, 1)  # the residual stream, [batch * pos, d_model]
@@ -35,7 +37,7 @@ def logits(model: Any, inputs: Tensor, queries: slice = EVERY) -> Tensor:
         seen = _normalized(block.ln1, x)
         x = _at(asked, x, batch)
         asking = seen if asked == EVERY else _normalized(block.ln1, x)
-        x = x + _attention(block.attn, asking, seen, batch, asked)
+        x = x + _attention(block.attn, asking, seen, batch, asked, readers.of_layer(index - 1))
         if not model.cfg.attn_only:
             x = x + _mlp(block.mlp, _normalized(block.ln2, x))
     if not blocks:
@@ -72,13 +74,15 @@ def _normalized(norm: Any, x: Tensor) -> Tensor:
     return F.layer_norm(x, x.shape[-1:], weight, bias, norm.eps)
 
 
-def _attention(attn: Any, asking: Tensor, seen: Tensor, batch: int, queries: slice) -> Tensor:
+def _attention(attn: Any, asking: Tensor, seen: Tensor, batch: int, queries: slice, readers: Readers) -> Tensor:
     """What the heads write where they ask, [batch * query, d_model], of what they see, [batch * pos, d_model]."""
     if asking is seen:
         q, k, v = _projected(attn, "QKV", seen, batch)
     else:
         (q,), (k, v) = _projected(attn, "Q", asking, batch), _projected(attn, "KV", seen, batch)
-    z = _attended(attn, q, k, v, queries).transpose(1, 2)  # [batch, query, head, d_head]
+    readers.show("q", q.transpose(1, 2))
+    readers.show("k", k.transpose(1, 2))
+    z = _attended(attn, q, k, v, queries, readers).transpose(1, 2)  # [batch, query, head, d_head]
     out = torch.addmm(attn.b_O, z.flatten(2).flatten(0, 1), attn.W_O.flatten(0, 1))
     return _dropped(attn.out_dropout, out) if type(attn) is ours.Attention else out
 
@@ -96,7 +100,7 @@ def _joined(parts: list[Tensor]) -> Tensor:
     return torch.cat(parts) if len(parts) > 1 else parts[0]
 
 
-def _attended(attn: Any, q: Tensor, k: Tensor, v: Tensor, queries: slice) -> Tensor:
+def _attended(attn: Any, q: Tensor, k: Tensor, v: Tensor, queries: slice, readers: Readers) -> Tensor:
     """What the queries [batch, head, query, d_head] read of the values [batch, head, pos, d_head].
 
     The fused kernel is for long sequences, for some of the queries and for other devices: on a CPU the products are
@@ -106,29 +110,49 @@ def _attended(attn: Any, q: Tensor, k: Tensor, v: Tensor, queries: slice) -> Ten
     """
     own = type(attn) is ours.Attention
     slopes, rate = (attn.alibi_slope, _rate(attn.pattern_dropout)) if own else (None, 0.0)
+    hidden = own and not attn.own_token
     scale, causal = 1 / float(attn.attn_scale), attn.cfg.attention_dir == "causal"
     window = attn.cfg.window_size if causal and attn.attn_type == "local" else None
     once = attn.training or not torch.is_grad_enabled()
     fused = k.shape[2] > SHORT or queries != EVERY or k.device.type != "cpu"
-    if fused and slopes is None and not rate and once and not torch._C._are_functorch_transforms_active():
+    plain = slopes is None and not rate and not hidden
+    if fused and plain and once and not torch._C._are_functorch_transforms_active():
         places = range(k.shape[2])
         seeing = window is None and (not causal or places[queries] == places[-1:])  # every key: the last one does
         masked = window is None and causal and queries == EVERY  # by the kernel itself
         bias = None if seeing or masked else _bias(k, None, causal, window)[queries]
+        if readers.wants("pattern"):
+            readers.show("pattern", _pattern_read(q, k, scale, _bias(k, None, causal, window)[queries], readers))
         return F.scaled_dot_product_attention(q, k, v, bias, is_causal=masked and not seeing, scale=scale)
-    bias = _bias(k, slopes, causal, window)[..., queries, :]
+    bias = _bias(k, slopes, causal, window, hidden)[..., queries, :]
     if slopes is not None:
         bias = bias.expand(len(k), *bias.shape).flatten(0, 1)
     scores = torch.baddbmm(bias, q.flatten(0, 1), k.flatten(0, 1).mT, alpha=scale)  # [batch * head, query, key]
-    read: Tensor = F.dropout(scores.softmax(-1), rate) @ v.flatten(0, 1)
-    return read.view(q.shape)
+    pattern = scores.softmax(-1)
+    readers.show("pattern", pattern.view(*q.shape[:3], k.shape[2]))
+    z: Tensor = F.dropout(pattern, rate) @ v.flatten(0, 1)
+    return z.view(q.shape)
 
 
-def _bias(k: Tensor, slopes: Tensor | None, causal: bool, window: int | None) -> Tensor:
-    """-slope |query - key|, and -inf at the keys that a query does not see; [query, key], or [head, query, key]."""
+def _pattern_read(q: Tensor, k: Tensor, scale: float, bias: Tensor, readers: Readers) -> Tensor:
+    """The pattern at the rows that are read, [batch, head, row, key]: few of them take little time and memory."""
+    rows = readers.rows_of("pattern", (*q.shape[:3], k.shape[2]), q.device)  # int [sequence, row]
+    if rows is not None:
+        q, k, bias = q[: len(rows)], k[: len(rows)], bias[rows][:, None]
+        q = q.gather(2, rows[:, None, :, None].expand(-1, q.shape[1], -1, q.shape[3]))
+    return ((q * scale) @ k.mT).add_(bias).softmax(-1)
+
+
+def _bias(k: Tensor, slopes: Tensor | None, causal: bool, window: int | None, hidden: bool = False) -> Tensor:
+    """-slope |query - key|, and -inf at the keys that a query does not see; [query, key], or [head, query, key].
+
+    `hidden` says that a query after the first does not see its own key.
+    """
     length = k.shape[2]
     never = k.new_full((length, length), -torch.inf)
     bias = never.triu(1) if causal else torch.zeros_like(never)
+    if hidden:
+        bias[1:, 1:].fill_diagonal_(-torch.inf)
     if window is not None:
         bias = bias + never.tril(-window)
     if slopes is None:

@@ -9,16 +9,24 @@ from __future__ import annotations
 
 import inspect
 import warnings
+from contextlib import nullcontext
 from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor, nn
-from transformer_lens import HookedTransformer, HookedTransformerConfig
-from transformer_lens.HookedTransformer import Output
 
 from stagelens.base import UsageError, generator, unknown
+from stagelens.models.lens import REMOVED
+
+try:
+    from transformer_lens import HookedTransformer, HookedTransformerConfig
+    from transformer_lens.HookedTransformer import Output
+except ImportError as missing:
+    raise UsageError(REMOVED) from missing
+
 from stagelens.models import covered, fast_forward as fast_forward
 from stagelens.models.components import MLP, Attention, LinearEmbed, SinusoidalPositions, initial_slopes
+from stagelens.models.reading import NO_READERS, Readers
 
 Positions = Literal["learned", "sinusoidal", "alibi", "none"]
 Activation = Literal["relu", "gelu", "gelu_new", "silu", "relu2"]
@@ -33,28 +41,34 @@ class FastTransformer(HookedTransformer):  # type: ignore[misc]
     changed to something that `fast_forward` does not know. The two agree up to rounding; their dropout masks differ.
     """
 
+    readers: Readers = NO_READERS  # who reads the activations of a pass; set by `stagelens.models.reading`
+    shows_readers = True  # `forward` is ours, which shows them
     own_helpers = False  # of a subclass, which TransformerLens' way then calls
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
         cls.own_helpers = covered.own_helpers(cls)
+        cls.shows_readers = cls.forward is FastTransformer.forward
 
     def forward(self, input: Any, return_type: str | None = "logits", *args: Any, **options: Any) -> Any:
         """As TransformerLens'."""
+        readers = self.readers
         if args or options or return_type not in ("logits", "loss", "both") or not covered.covers(self, input):
-            return super().forward(input, return_type, *args, **options)
-        logits = fast_forward.logits(self, input)
+            with self.hooks(fwd_hooks=list(readers.see.items())) if readers.see else nullcontext():
+                return super().forward(input, return_type, *args, **options)
+        logits = fast_forward.logits(self, input, readers=readers)
         if return_type == "logits":
             return logits
         loss = self.loss_fn(logits, input)
         return loss if return_type == "loss" else Output(logits, loss)
 
     def answers(self, inputs: Any, queries: slice) -> Any:
-        """`self(inputs)[:, queries]`; the last layer is not computed elsewhere while nobody looks.
+        """Returns `self(inputs)[:, queries]`. Without hooks, the last layer is computed at these queries only.
 
         A hook anywhere, on the model itself too, sees every position.
         """
-        if type(self).forward is FastTransformer.forward and covered.covers(self, inputs, itself=True):
+        unread = type(self).forward is FastTransformer.forward and not self.readers.see
+        if unread and covered.covers(self, inputs, itself=True):
             return fast_forward.logits(self, inputs, queries)
         return self(inputs)[:, queries]
 
@@ -68,7 +82,14 @@ class Transformer(FastTransformer):
     own_residual = True  # `get_residual` is ours: there may be no positions, and there is a dropout
 
     def __init__(
-        self, cfg: Any, *, positions: Positions, slopes: Tensor | None, dropout: float, d_in: int | None
+        self,
+        cfg: Any,
+        *,
+        positions: Positions,
+        slopes: Tensor | None,
+        dropout: float,
+        d_in: int | None,
+        own_token: bool = True,
     ) -> None:
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", "HookedTransformer is deprecated", DeprecationWarning)
@@ -85,7 +106,7 @@ class Transformer(FastTransformer):
         elif positions != "learned":
             del self.pos_embed, self.hook_pos_embed  # the parent makes them for every model; unused here
         for layer, block in enumerate(self.blocks):
-            block.attn = Attention(cfg, layer, dropout=dropout, slopes=slopes)
+            block.attn = Attention(cfg, layer, dropout=dropout, slopes=slopes, own_token=own_token)
             if not cfg.attn_only:
                 block.mlp = MLP(cfg, dropout=dropout)
         self.setup()  # names the hook points of the new parts
@@ -148,6 +169,7 @@ def build_transformer(
     alibi_slope: float | None = None,
     dropout: float = 0.0,
     causal: bool = True,
+    own_token: bool = True,
     init_scale: float = 1.0,
     dtype: torch.dtype = torch.float32,
     device: torch.device | str = "cpu",
@@ -175,6 +197,7 @@ def build_transformer(
             global generator. In training mode `hook_pattern` shows the pattern before its dropout, while
             `hook_attn_out`, `hook_mlp_out` and the residual stream's hooks show their values after it.
         causal: whether a query sees only the keys up to itself.
+        own_token: whether a query sees its own key. Without it, only the first query does: it has no other key.
         init_scale: weight matrices W_* are drawn from N(0, (0.8 init_scale)^2 / d_model), which is
             TransformerLens' default at 1; biases start at 0 and layer norms at the identity.
         dtype, device: of the parameters. On "meta" nothing is drawn.
@@ -186,6 +209,8 @@ def build_transformer(
     _check_positions(positions, alibi_slope, d_model)
     if d_head is None and d_model % n_heads:
         raise UsageError(f"n_heads = {n_heads} does not divide d_model = {d_model}; change one of them or give d_head")
+    if not own_token and not causal:
+        raise UsageError("own_token=False is for causal attention; give causal=True, or leave own_token out")
     if not 0 <= dropout < 1:
         raise UsageError(f"dropout = {dropout} is not a rate; give a number with 0 <= dropout < 1")
     if not init_scale >= 0:
@@ -213,7 +238,7 @@ def build_transformer(
     on_meta = torch.device(device).type == "meta"
     with torch.device("meta" if on_meta else "cpu"):
         slopes = initial_slopes(n_heads, alibi_slope) if positions == "alibi" else None
-        model = Transformer(cfg, positions=positions, slopes=slopes, dropout=dropout, d_in=d_in)
+        model = Transformer(cfg, positions=positions, slopes=slopes, dropout=dropout, d_in=d_in, own_token=own_token)
     if not on_meta:
         _draw_weights(model, seed)
     return model.to(device)
@@ -223,21 +248,15 @@ class SlowForward(UserWarning):
     """A model that trains TransformerLens' own way, since the fast one does not cover its config."""
 
 
-def fast(model: Any) -> Any:
-    """`model` itself, which from now on trains at the speed of plain PyTorch wherever no hook is on it.
-
-        model = sl.fast(HookedTransformer(cfg))
-
-    Parameters, hooks, caches and copies are as before. A HookedTransformer with a config that is not covered (rotary
-    positions, gated MLPs, ...) stays as it is and a `SlowForward` warning says why; any other model is passed through.
-    """
+def accelerated(model: Any) -> Any:
+    """Does what `stagelens.models.fast` says."""
     if type(model) is not HookedTransformer:
         return model
     if unknown_part := covered.unknown_in(model):
         warnings.warn(
             f"the model trains at TransformerLens' own speed: the fast forward does not know {unknown_part}",
             SlowForward,
-            stacklevel=2,
+            stacklevel=3,
         )
     else:
         model.__class__ = FastTransformer

@@ -1,6 +1,6 @@
-"""The guard: looking at a model must not change it, its modes or the random states, nor take more memory each time.
+"""The guard: a measurement must not change the model, its modes or the random states, nor leak memory.
 
-A probe that does is found and named.
+The guard finds the probe that does, and names it.
 """
 
 from __future__ import annotations
@@ -26,29 +26,29 @@ GLOBAL: Any = np.random  # numpy's global generator, which others may rely on
 
 
 class ModelChanged(StagelensError):
-    """A probe changed the model that it looked at, so that the training cannot go on from it."""
+    """A probe changed the parameters of the model that it measured, so the training cannot continue."""
 
 
 class Misbehaved(Exception):
-    """What a probe did that a probe must not do; the rest goes on without it."""
+    """A probe changed the random state or leaked memory. The recorder drops it and measures without it."""
 
 
 class Guard:
     """Watches the measurements of one model.
 
-    It puts the random states back after every measurement, and checks at the first one that no parameter changed.
-    A `strict` guard, as runs and `check_probe` have it, checks the parameters every time and stops probes that hang or
+    It restores the random states after every measurement, and checks at the first one that no parameter changed.
+    Runs and `check_probe` have a `strict` guard: it checks the parameters every time and stops probes that hang or
     leak memory. In a user's own loop the guard is not strict: it installs no signal handler.
 
-    Comparing before and after costs little, but names nobody. So after a measurement in which something happened,
-    the next one is made with a pass for each probe, and `watching` around it.
+    To compare before and after a measurement costs little, but does not tell which probe is to blame. So if the random
+    state changed or memory grew, the next measurement makes a pass for each probe, inside `watching`.
     """
 
     def __init__(self, model: nn.Module, strict: bool = False) -> None:
         self._model, self._strict = model, strict
         self._limit = limit(MEMORY_LIMIT) if strict else 0.0
         if strict:
-            limit(TIME_LIMIT)  # a mistake in it is told here, not taken for a probe's
+            limit(TIME_LIMIT)  # so that a wrong limit is an error here, not one of a probe
         self._measured = 0
         self._resident = 0.0  # MiB, after the first measurement
         self._resigned = False
@@ -56,7 +56,7 @@ class Guard:
 
     @contextmanager
     def measuring(self) -> Iterator[None]:
-        """Around a whole measurement: puts the random states back, and decides how the next measurement is made."""
+        """Surrounds a measurement: restores the random states, and sets `suspicious` for the next measurement."""
         states = RandomStates.now()
         with self.unchanged():
             try:
@@ -72,7 +72,7 @@ class Guard:
 
     @contextmanager
     def unchanged(self) -> Iterator[None]:
-        """Raises ModelChanged if the block changes the parameters; a guard that is not strict looks at the first."""
+        """Raises ModelChanged if the block changes the parameters. A non-strict guard checks only the first one."""
         if self._measured and not self._strict:
             yield
             return
@@ -83,7 +83,7 @@ class Guard:
 
     @contextmanager
     def watching(self) -> Iterator[None]:
-        """Around one probe's part of a measurement; raises where it is the one. What it drew is put back."""
+        """Surrounds the pass of one probe. Raises an error if it changes parameters or random states, or leaks."""
         weights, states, before = fingerprint(self._model), RandomStates.now(), resident()
         yield
         if fingerprint(self._model) != weights:
@@ -100,7 +100,10 @@ class Guard:
 
     @contextmanager
     def shaken(self) -> Iterator[None]:
-        """Other parameters for a while: a probe that sets them to what they are by now is seen to change them again."""
+        """Adds 1 to all parameters while the block lasts.
+
+        A probe that sets parameters to a fixed value may have done so before. Now it changes them again, and is found.
+        """
         parameters = [one.data for one in self._model.parameters() if one.is_floating_point()]
         kept = [one.clone() for one in parameters]
         for one in parameters:
@@ -112,11 +115,11 @@ class Guard:
                 one.copy_(value)
 
     def timed(self) -> AbstractContextManager[None]:
-        """Around calls of probes: a strict guard limits their time."""
+        """Surrounds calls of probes: a strict guard limits their time."""
         return armed() if self._strict else nullcontext()
 
     def resign(self) -> None:
-        """Looks no longer for who draws and who keeps memory: the task does it itself."""
+        """Stops the search for the probe: the task itself changes the random state or leaks memory."""
         self._resigned = True
 
     def _leaks(self) -> bool:
@@ -135,18 +138,27 @@ def evaluating(model: nn.Module) -> Iterator[None]:
     custom = [module for module in modules if _has_own_modes(module)]
     kept = _copies(model) if any(map(_may_change_weights, custom)) else []
     mode = model.training
-    model.eval()
+    if custom:
+        model.eval()
+    else:
+        _set_modes((module, False) for module in modules)
     merged = fingerprint(model) if kept else ()
     try:
         yield
     finally:
-        changed = bool(kept) and fingerprint(model) != merged  # by somebody else, which is not put back but reported
+        changed = bool(kept) and fingerprint(model) != merged  # by other code, which is reported and not restored
         if custom:
             model.train(mode)
         if not changed:
             _put_back(kept)
-        for module, own in zip(modules, modes, strict=True):
-            module.training = own
+        _set_modes(zip(modules, modes, strict=True))
+
+
+def _set_modes(modes: Iterable[tuple[nn.Module, bool]]) -> None:
+    """Sets the mode of each module that has another one: most have it already, and setting takes longer than asking."""
+    for module, mode in modes:
+        if module.training != mode:
+            module.training = mode
 
 
 Copies = list[tuple[nn.Parameter, Tensor, Tensor]]  # parameters, their memory, and a copy of their values
@@ -172,7 +184,7 @@ def _may_change_weights(module: nn.Module) -> bool:
 
 
 def reached(model: nn.Module) -> Iterator[nn.Module]:
-    """Every module of `model`, and those that a module with a `train` of its own holds outside of `modules()`.
+    """Yields every module of `model`, and those that a module with its own `train` method holds outside `modules()`.
 
     A TransformerBridge holds the model that it bridges that way.
     """
@@ -200,7 +212,7 @@ def _has_own_modes(module: nn.Module) -> bool:
 
 
 def fingerprint(model: nn.Module) -> tuple[int, ...]:
-    """A checksum of each parameter: the sum of its bits as whole numbers, computed on its own device."""
+    """Returns a checksum of each parameter: the sum of its bits, read as integers, computed on its own device."""
     sums: dict[torch.device, list[Tensor]] = {}
     for parameter in model.parameters():
         flat = parameter.detach().contiguous().reshape(-1)
@@ -233,7 +245,7 @@ class RandomStates:
 
 
 def _frozen(state: Any) -> Iterable[Any]:
-    """The entries of a state of numpy's, with arrays as bytes, so that two states can be compared."""
+    """Yields the entries of a numpy state with arrays as bytes, so that two states can be compared."""
     for name, value in state.items():
         if isinstance(value, dict):
             yield from _frozen(value)
@@ -242,7 +254,7 @@ def _frozen(state: Any) -> Iterable[Any]:
 
 
 def resident() -> float:
-    """The resident memory of this process in MiB; 0 where the system does not say."""
+    """Returns the resident memory of this process in MiB; 0 if the system does not report it."""
     try:
         with open("/proc/self/statm", "rb") as file:  # noqa: PTH123  twice as fast
             return int(file.read().split()[1]) * PAGE / 2**20

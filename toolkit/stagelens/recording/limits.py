@@ -1,4 +1,4 @@
-"""Limits of what a plugin's code may take, and how a call that goes beyond them becomes an ordinary error."""
+"""Limits on the time and memory of a plugin's code. A call that exceeds its limit raises an ordinary error."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ DEFAULTS = {TIME_LIMIT: 600.0, MEMORY_LIMIT: 1024.0}  # 0: no limit
 
 
 def limit(variable: str) -> float:
-    """The limit that the environment, or else the table above, has for `variable`."""
+    """Returns the limit that the environment variable `variable` sets, or its default."""
     given = os.environ.get(variable)
     if not given:
         return DEFAULTS[variable]
@@ -33,18 +33,18 @@ def limit(variable: str) -> float:
 
 
 class _Alarm(BaseException):
-    """Passes through a plugin's `except Exception`."""
+    """Ends a call that takes too long. A plugin's `except Exception` does not catch it."""
 
 
 class _Watch:
-    """Rings now and then while it is `armed`, and looks how long the call in hand has taken.
+    """A timer that, while it is `armed`, checks regularly how long the current call has taken.
 
-    Setting a timer takes longer than many a call, so that it is done once for all the calls of a measurement.
+    To set a timer takes longer than many calls do, so it is set once for all calls of a measurement.
     """
 
     def __init__(self) -> None:
         self.seconds = 0.0  # the limit, while armed
-        self.began: float | None = None  # the call in hand
+        self.began: float | None = None  # start of the current call
 
     @contextmanager
     def armed(self) -> Iterator[None]:
@@ -58,7 +58,7 @@ class _Watch:
         try:
             yield
         finally:
-            signal.setitimer(signal.ITIMER_REAL, *timer)  # somebody else's, where there was one, rings that much later
+            signal.setitimer(signal.ITIMER_REAL, *timer)  # if another timer was set, it fires that much later
             self.seconds = 0.0
             signal.signal(signal.SIGALRM, handler)
 
@@ -77,10 +77,10 @@ def can_ring() -> bool:
 
 @contextmanager
 def contained() -> Iterator[None]:
-    """Around a call of a plugin: turns its hanging, and its `sys.exit`, into an ordinary error.
+    """Surrounds a call of a plugin: a call that hangs or calls `sys.exit` raises an ordinary error.
 
-    Its time is limited inside `armed` only. The limit is kept by a signal, so in the main thread alone, and not inside
-    one call of a library that never returns.
+    Time is limited only inside `armed`. The limit uses a signal: it works in the main thread only, and cannot interrupt
+    a library function that never returns to Python.
     """
     if _watch.seconds and can_ring():
         _watch.began = time.monotonic()

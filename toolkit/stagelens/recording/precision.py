@@ -16,7 +16,7 @@ _switched_off: ContextVar[Autocast] = ContextVar("switched_off", default={})  # 
 
 
 def wide(tensor: Tensor) -> Tensor:
-    """`tensor` in at least float32: sums of many bfloat16 or float16 numbers lose their digits."""
+    """Returns `tensor` in at least float32: sums of many bfloat16 or float16 numbers lose digits."""
     return tensor.float() if tensor.dtype in (torch.bfloat16, torch.float16) else tensor
 
 
@@ -30,7 +30,7 @@ def full_precision() -> Iterator[None]:
 
 @contextmanager
 def as_trained() -> Iterator[None]:
-    """Switches on again what `full_precision` has switched off: a pass over the model computes as the training does."""
+    """Switches autocast on again inside `full_precision`, so that a pass of the model computes as the training does."""
     with _autocast(_switched_off.get(), enabled=True, switched_off={}):
         yield
 

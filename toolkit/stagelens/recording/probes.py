@@ -11,13 +11,10 @@ import torch
 from torch import Tensor
 
 from stagelens.recording.context import ProbeContext, Site
-from stagelens.timelines import Reading
+from stagelens.recording.errors import DoesNotApply as DoesNotApply
+from stagelens.timelines import Reading, ReadingInfo
 
 Reduced = Mapping[Site, Any]
-
-
-class DoesNotApply(Exception):
-    """Raised by a probe that finds out only from the activations or the output that it does not apply."""
 
 
 @dataclass(frozen=True)
@@ -38,28 +35,30 @@ class Probe(ABC):
     name: ClassVar[str]
     title: ClassVar[str] = ""
     gives: ClassVar[tuple[str, ...]] = ()  # names of the readings
+    described: ClassVar[Mapping[str, ReadingInfo]] = {}  # what each reading means, for `stagelens probes PROBE`
     hooks: ClassVar[tuple[str, ...]] = ()  # full hook names, or names within a block, meaning every block's
     passes: ClassVar[str] = "0"  # forward passes beyond the shared one, as a person would say it
     default: ClassVar[bool] = True
+    samples: ClassVar[bool] = False  # reads patterns at `context.read_queries` alone, and may be given only these
     stacks: ClassVar[bool] = False  # only tensor operations, which `torch.vmap` can do for several seeds at once
 
     def __init__(self) -> None:
         self.state: dict[str, Tensor] = {}
 
     def applies(self, context: ProbeContext) -> str | None:
-        """Why the probe does not apply to this model, or None where it does."""
+        """Returns the reason why the probe does not apply to this model; None if it does apply."""
         for hook in self.hooks:
             if not context.sites(hook):
                 return f"the model has no hook {hook!r}"
         return None
 
     def reduce(self, activation: Tensor, site: Site, context: ProbeContext) -> Any:
-        """What is kept of `activation`; runs inside the hook at `site`."""
+        """Returns what is stored of `activation`. Runs inside the hook at `site`."""
         raise NotImplementedError(f"{type(self).__name__} names hooks but has no reduce()")
 
     @abstractmethod
     def readings(self, reduced: Reduced, context: ProbeContext) -> Iterable[Reading | Omitted]:
-        """The readings, from what `reduce` kept of each site, in the order of the model's layers.
+        """Yields the readings, from what `reduce` kept of each site, in the order of the model's layers.
 
         A reading of `gives` that this model cannot have is given as `Omitted(name, reason)`.
         """

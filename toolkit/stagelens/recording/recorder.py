@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from bisect import bisect_left
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -57,6 +58,8 @@ class Recorder:
         directions: Mapping[str, Tensor] | None = None,
         references: Mapping[str, Callable[[Batch], Tensor]] | None = None,
         forward: Forward | None = None,
+        max_queries: int | None = 128,
+        max_sequences: int | None = None,
         random_batch: bool = False,
         host: Host | None = None,
         sink: Sink | None = None,
@@ -78,11 +81,14 @@ class Recorder:
             model,
             batch,
             groups=groups or (task.groups() if task else {}),
+            induction_target=task.induction_target() if task else None,
             directions=own(dict(directions or (task.directions() if task else {}))),
             references=references or (task.references() if task else {}),
             conserved=task.conserved if task else None,
             queries=task.queries() if task else slice(None),
             loss_function=loss or (task.loss if task else None),
+            max_queries=_at_least_one("max_queries", max_queries),
+            max_sequences=_at_least_one("max_sequences", max_sequences),
             random_batch=random_batch,
         )
         self._task = task
@@ -98,7 +104,10 @@ class Recorder:
         self._numbers: dict[str, Any] = {}
 
     def _admit(self, probe: Probe) -> None:
-        """Takes `probe` in, unless it says, or shows, that it does not apply."""
+        """Adds `probe`, unless the task or the probe itself says that it does not apply."""
+        if self._task is not None and probe.name in self._task.without:
+            self.skipped[probe.name] = self._task.without[probe.name]
+            return
         try:
             with self._guard.timed(), contained():
                 reason = probe.applies(self.context)
@@ -111,17 +120,21 @@ class Recorder:
             self.probes[probe.name] = probe
 
     def measure(self, step: float, **scalars: float | Tensor) -> list[Reading]:
-        """Measures now. `scalars` are recorded beside the probes' readings.
+        """Measures now. `scalars` are recorded next to the readings of the probes.
 
         A step that was measured before is replaced, and an earlier one is put in its order.
         """
         for name, value in scalars.items():
             if value is None:
                 raise UsageError(f"{name}=None was given at step {step}; give a number, or leave {name} out")
+            if np.shape(value) != ():
+                raise UsageError(
+                    f"{name} of shape {list(np.shape(value))} was given at step {step}; give one number, such as a mean"
+                )
         return self.record(step, self.observe(step), scalars)
 
     def observe(self, step: float) -> Observed:
-        """What the probes see now; nothing of it is recorded."""
+        """Makes the pass and returns what the probes measure now. Nothing is recorded."""
         context = replace(self.context, step=plain_step(step), output=None, loss=None)
         try:
             with self.looking():
@@ -143,7 +156,7 @@ class Recorder:
         return observe(context, probes, self.metrics, failed)
 
     def _one_by_one(self, context: ProbeContext) -> Observed:
-        """What `_observe` gives, by a pass for each probe, in which it is watched."""
+        """Does what `_observe` does with a pass for each probe, so that the guard can tell which one misbehaves."""
         try:
             with self._guard.watching():
                 values = self._observe(context, {}).values
@@ -158,14 +171,14 @@ class Recorder:
             except ModelChanged as change:
                 raise ModelChanged(
                     f"probe {name!r} {change} at step {context.step:g}, and the training cannot go on from there; "
-                    "mend the probe, then resume, or start anew without it"
+                    "fix the probe, then resume, or start a new run without it"
                 ) from None
             except Misbehaved as error:
                 self._drop(probe, error)
         return Observed(values, readings)
 
     def read(self, names: Sequence[str], step: float, output: Any, loss: Tensor | None) -> Observed:
-        """The task's metrics and the readings of probes without hooks, after a pass that gave `output` and `loss`.
+        """Returns the task's metrics and the readings of probes without hooks, from `output` and `loss` of a pass.
 
         It must be called while some recorder is `looking`, which puts the random states back.
         """
@@ -180,6 +193,13 @@ class Recorder:
         return self._guard.suspicious
 
     @property
+    def scene(self) -> ProbeContext:
+        """Deprecated: use `context`."""
+        words = "Recorder.scene is now Recorder.context; the old name is removed in stagelens 0.3"
+        warnings.warn(words, DeprecationWarning, stacklevel=2)
+        return self.context
+
+    @property
     def metrics(self) -> Metrics | None:
         """The task's metrics; None if it has none of its own."""
         own = None if self._task is None else self._task.metrics
@@ -187,13 +207,13 @@ class Recorder:
 
     @contextmanager
     def looking(self) -> Iterator[None]:
-        """Without gradients, in evaluation mode, and with modes, buffers and random states left as found."""
+        """Switches gradients off and evaluation mode on. Restores modes, buffers and random states at the end."""
         model = self.context.model
         with self._guard.measuring(), untouched_buffers(model), evaluating(model), torch.no_grad():
             yield
 
     def record(self, step: float, observed: Observed, scalars: Mapping[str, float | Tensor]) -> list[Reading]:
-        """Checks what was observed at `step` and keeps it beside `scalars`, which go before values of the same name."""
+        """Checks what was observed at `step` and records it with `scalars`, which replace values of the same name."""
         values = {**scalars, **{name: value for name, value in observed.values.items() if name not in scalars}}
         readings = [Reading(name, value) for name, value in values.items()]
         for name, found in observed.readings.items():
@@ -207,7 +227,7 @@ class Recorder:
         return readings
 
     def state(self) -> dict[str, Any]:
-        """What a checkpoint keeps: what each probe carries on, and which ones were left out by now."""
+        """Returns what a checkpoint stores: the state of each probe, and which probes were skipped or failed."""
         carried = {name: probe.state for name, probe in self.probes.items()}
         return {
             "probes": carried,
@@ -217,7 +237,7 @@ class Recorder:
         }
 
     def load_state(self, state: Mapping[str, Any], measurements: Sequence[Measurement]) -> None:
-        """Goes on from `state`, after `measurements`."""
+        """Continues from `state`, after `measurements`."""
         self.measurements = list(measurements)
         self.skipped, self.problems = dict(state["skipped"]), dict(state["problems"])
         self._guard.suspicious = state.get("suspicious", False)
@@ -238,7 +258,7 @@ class Recorder:
         return Timeline(self.measurements)
 
     def _named(self, probe: Probe, found: Sequence[Reading | Omitted]) -> list[Reading]:
-        """The readings of one probe under their full names; a probe that gave what cannot be is dropped."""
+        """Returns the readings of one probe under their full names. Drops a probe whose readings are not valid."""
         given = [r for r in found if isinstance(r, Reading)]
         for r in found:
             if isinstance(r, Omitted):
@@ -254,7 +274,7 @@ class Recorder:
             return []
 
     def _checked(self, reading: Reading) -> Reading:
-        """`reading` with dims, coordinates and labels in the order of its first measurement.
+        """Returns `reading` with dims, coordinates and labels in the order of its first measurement.
 
         Refuses a reading that has others than at first, or in which a number becomes nan.
         """
@@ -280,12 +300,19 @@ class Recorder:
         self.probes.pop(probe.name, None)
 
     def _problem(self, probe: Probe, error: Exception, site: Site | None = None) -> str:
-        """One line: which probe, at which hook, what it raised, and where in the code of the probe or the task."""
+        """Returns one line: the probe, the hook, the error, and its line in the code of the probe or the task."""
         hooks = site.name if site else ", ".join(probe.hooks)
         hook = f" at hook {hooks!r}" if hooks else ""
         place = place_in(error, probe, self._task, *self.context.references.values())
         reason = f"{type(error).__name__}: {' '.join(str(error).split())}"
         return f"probe {probe.name!r}{hook} failed: {reason}{f' ({place})' if place else ''}"
+
+
+def _at_least_one(name: str, number: int | None) -> int | None:
+    """Returns `number`, an integer from 1 up or None; raises UsageError if it is something else."""
+    if number is not None and (not isinstance(number, int) or number < 1):
+        raise UsageError(f"{name}={number!r} was given; give an integer from 1 up, or None for all")
+    return number
 
 
 def device_of(model: nn.Module) -> torch.device:
@@ -297,18 +324,18 @@ def device_of(model: nn.Module) -> torch.device:
 
 
 def resolve_probes(probes: Sequence[str | Probe | type[Probe]] | None, host: Host | None = None) -> list[Probe]:
-    """Probes by name (`None`: all that run by default), by class, or as they are."""
+    """Returns probes, from names as `Host.probe_names` reads them (None: the default ones), classes, or probes."""
     from stagelens.host import make_host
 
-    if host is None and (probes is None or any(isinstance(probe, str) for probe in probes)):
-        host = make_host()
-    if probes is None and host is not None:
-        probes = [name for name, ref in host.probes if ref.default]
+    names = [probe for probe in probes or () if isinstance(probe, str)]
     resolved: list[Probe] = []
-    for probe in probes or []:
-        if isinstance(probe, str) and host is not None:
-            resolved.append(host.probes[probe].load()())
-        elif isinstance(probe, type):
+    if probes is None or names:
+        host = host or make_host()
+        resolved = [host.probes[name].load()() for name in host.probe_names(names)]
+    for probe in probes or ():
+        if isinstance(probe, str):
+            continue
+        if isinstance(probe, type):
             resolved.append(probe())
         elif isinstance(probe, Probe):
             resolved.append(probe)

@@ -68,3 +68,12 @@ def unwrapped(model: nn.Module) -> nn.Module:
         if not isinstance(inner, nn.Module):
             return model
         model = inner
+
+
+def is_sharded(model: nn.Module) -> bool:
+    """Whether the parameters of `model` are split over processes: by FSDP, tensor parallelism or DeepSpeed's ZeRO-3."""
+    kinds = {type(parameter).__name__ for parameter in model.parameters()} | {
+        type(one).__name__ for one in model.modules()
+    }
+    split = any(hasattr(parameter, "ds_id") for parameter in model.parameters())  # of DeepSpeed
+    return split or not kinds.isdisjoint(("DTensor", "FlatParameter", "FullyShardedDataParallel"))

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from stagelens.models.watching.seam import SCALED, Seam, Tracker
+from stagelens.models.watching.seam import Seam, Tracker
 
 # Arguments that carry the keys' source of a cross-attention, in Hugging Face and PyTorch models.
 CROSS_ARGUMENTS = ("encoder_hidden_states", "key_value_states", "memory")
@@ -27,6 +27,7 @@ class Call:
     n_key: int
     d_head: int | None = None  # None if the keys are not seen
     cross: bool = False
+    outside: bool = False  # it was made while no module ran, by a `forward` of the user's own
     products: tuple[int, int] | None = None  # of a softmax: which matrix products of the module are q k^T and a v
 
     @property
@@ -89,9 +90,9 @@ class Finder(Seam):
             heads = query.shape[1] if query.ndim == 4 else 1
             sizes = heads, query.shape[-2], key.shape[-2], query.shape[-1]
             cross = not self._same or query.shape[-2] != key.shape[-2] or path in self.crossing
-            self.found.append(Call("scaled", path, nth, *sizes, cross=cross))
+            self.found.append(Call("scaled", path, nth, *sizes, cross=cross, outside=not self.tracker.running))
         self._same = True
-        return SCALED(query, key, value, *args, **kwargs)
+        return self.scaled(query, key, value, *args, **kwargs)
 
     def softmax(self, func: Callable[..., Tensor], scores: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         if is_pattern(scores, *args, **kwargs):
@@ -101,7 +102,8 @@ class Finder(Seam):
                 n_query, n_key = scores.shape[-2:]
                 heads = scores.shape[1] if scores.ndim == 4 else 1
                 cross = n_query != n_key or path in self.crossing
-                self.found.append(Call("softmax", path, nth, heads, n_query, n_key, cross=cross))
+                outside = not self.tracker.running
+                self.found.append(Call("softmax", path, nth, heads, n_query, n_key, cross=cross, outside=outside))
                 if scores.ndim == 3:
                     self.flat.add(self.found[-1].key)
         return func(scores, *args, **kwargs)

@@ -8,12 +8,12 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformer_lens.hook_points import HookPoint
 
 from stagelens.base import UsageError
+from stagelens.models.lens import HookPoint
 from stagelens.models.watching.discovery import Call, is_pattern
 from stagelens.models.watching.projections import Heads
-from stagelens.models.watching.seam import SCALED, Seam, Tracker, attention_of
+from stagelens.models.watching.seam import Seam, Tracker, attention_of
 
 MASKED = -9e3  # a score below this is a masked key's: masks written by hand add -1e4, -1e9, finfo.min or -inf
 ALL = ("hook_q", "hook_k", "hook_v", "hook_attn_scores", "hook_pattern", "hook_z")
@@ -72,7 +72,7 @@ class AttentionPoints(nn.Module):
         return self._visible
 
     def hooked(self, *names: str) -> bool:
-        """Whether somebody listens at one of the hook points `names`."""
+        """Returns True if one of the hook points `names` has a hook."""
         points = (getattr(self, name) for name in names)
         return any(point.fwd_hooks or point.bwd_hooks for point in points)
 
@@ -99,19 +99,24 @@ class HookedSeam(Seam):
         enable_gqa: bool = False,
     ) -> Tensor:
         options: dict[str, Any] = {"is_causal": is_causal, "scale": scale, "enable_gqa": enable_gqa}
-        site: Any = self.sites.get(("scaled", *self.tracker.next("scaled"))) if query.ndim in (3, 4) else None
+        site: Any = self._known(self.sites, "scaled", *self.tracker.next("scaled")) if query.ndim in (3, 4) else None
         if site is None:
-            return SCALED(query, key, value, attn_mask, dropout_p, **options)
+            return self.scaled(query, key, value, attn_mask, dropout_p, **options)
         query, key, value = (
             at_heads(point, x) for point, x in ((site.hook_q, query), (site.hook_k, key), (site.hook_v, value))
         )
         site.saw_mask(attn_mask, is_causal, query.shape[-2], key.shape[-2])
         pattern = self._replaced(site, query, key, attn_mask, options)
         if pattern is None:
-            return at_heads(site.hook_z, SCALED(query, key, value, attn_mask, dropout_p, **options))
+            return at_heads(site.hook_z, self.scaled(query, key, value, attn_mask, dropout_p, **options))
         if value.ndim == 4:
             value = value.repeat_interleave(query.shape[1] // value.shape[1], dim=1)
         return at_heads(site.hook_z, pattern.to(value.dtype) @ value)
+
+    def _known(self, sites: Mapping[Any, AttentionPoints], *key: Any) -> AttentionPoints | None:
+        """Returns the site at `key`; None for what other models do while the watched one does not run."""
+        site = sites.get(key)
+        return None if site is None or (not self.tracker.running and not site.call.outside) else site
 
     def _replaced(
         self, site: Any, query: Tensor, key: Tensor, mask: Tensor | None, options: dict[str, Any]
@@ -127,7 +132,7 @@ class HookedSeam(Seam):
     def softmax(self, func: Callable[..., Tensor], scores: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         site: Any = None
         if is_pattern(scores, *args, **kwargs):
-            site = self.sites.get(("softmax", *self.tracker.next("softmax")))
+            site = self._known(self.sites, "softmax", *self.tracker.next("softmax"))
         if site is None:
             return func(scores, *args, **kwargs)
         site.saw_mask(scores, False, *scores.shape[-2:])
@@ -138,8 +143,8 @@ class HookedSeam(Seam):
         if left.ndim != right.ndim or left.ndim not in (3, 4):
             return func(left, right)
         at = self.tracker.next("product")
-        scoring: Any = self.scoring.get(at)
-        mixing: Any = self.mixing.get(at)
+        scoring: Any = self._known(self.scoring, *at)
+        mixing: Any = self._known(self.mixing, *at)
         if scoring is not None:
             return func(at_heads(scoring.hook_q, left), at_heads(scoring.hook_k, right.mT).mT)
         if mixing is not None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -29,7 +29,7 @@ class Linear:
 
     def matrix(self, model: nn.Module) -> Tensor:
         """Returns W [out, in] as it is now."""
-        weight = model.get_parameter(self.parameter)
+        weight = model.get_parameter(self.parameter.lstrip("."))  # the module may be the model itself
         return weight.mT if self.transposed else weight
 
 
@@ -47,6 +47,13 @@ def same(a: Tensor, b: Tensor) -> bool:
     return bool((a - b).abs().max() <= near * b.abs().max().clamp(min=torch.finfo(torch.float32).tiny))
 
 
+def proportional(a: Tensor, b: Tensor) -> bool:
+    """Whether `b` is `a` times a positive number, up to rounding."""
+    a, b = a.float(), b.to(a.device).float()
+    factor = (a * b).sum() / (a * a).sum().clamp(min=torch.finfo(torch.float32).tiny)
+    return bool(factor > 0) and same(a * factor, b)
+
+
 def linear_of(used: Used, module: nn.Module) -> Linear | None:
     """Returns the weight of a module, if what it computed shows that it is a linear map."""
     weight, bias = getattr(module, "weight", None), getattr(module, "bias", None)
@@ -62,7 +69,7 @@ def linear_of(used: Used, module: nn.Module) -> Linear | None:
 
 
 def find_heads(path: str, module: nn.Module, caught: Mapping[str, Tensor], linears: Linears) -> Heads:
-    """Returns the matrices of one layer's heads that can be told.
+    """Returns the matrices of one layer's heads that can be identified.
 
     Args:
         path: Of the attending module.
@@ -86,6 +93,8 @@ def find_heads(path: str, module: nn.Module, caught: Mapping[str, Tensor], linea
         f"W_{name.upper()}": projections(caught[f"hook_{name}"], part, n_heads, linears)
         for part, name in enumerate("qkv")
     }
+    if not found["W_Q"]:  # some models scale the queries themselves, as OPT does
+        found["W_Q"] = projections(caught["hook_q"], 0, n_heads, linears, proportional)
     found["W_O"] = [(used.path, linear, own) for used, linear in linears if same(used.given, z.flatten(2))]
     chosen = {name: only(matches, path) for name, matches in found.items()}
     return {
@@ -101,7 +110,7 @@ Match = tuple[str, Linear, Tensor]
 def only(matches: Sequence[Match], near: str) -> tuple[Linear, Tensor] | None:
     """Returns the match that is nearest to the module at `near`; None if there is none, or two are as near.
 
-    Two modules match if their outputs are equal, as all zeros are. Then nothing tells which one is used.
+    Two modules match if their outputs are equal, as all zeros are. Then it is unknown which one is used.
     """
 
     def shared(path: str) -> int:
@@ -114,11 +123,13 @@ def only(matches: Sequence[Match], near: str) -> tuple[Linear, Tensor] | None:
     return found[0] if found and alike else None
 
 
-def projections(made: Tensor, part: int, n_heads: int, linears: Linears) -> list[Match]:
+def projections(
+    made: Tensor, part: int, n_heads: int, linears: Linears, equal: Callable[[Tensor, Tensor], bool] = same
+) -> list[Match]:
     """Returns the linear maps that can have made `made` [batch, 2, head, d_head], with their rows [head, d_head].
 
     `part` is 0, 1 or 2: queries, keys or values. Only position 0 is compared: rotary positions leave it as it is.
-    Grouped keys may have been repeated for each head.
+    Grouped keys may have been repeated for each head. `equal` compares what a map made with `made`.
     """
     d_head = made.shape[3]
     divisors = [n for n in range(n_heads, 0, -1) if n_heads % n == 0]
@@ -129,7 +140,7 @@ def projections(made: Tensor, part: int, n_heads: int, linears: Linears) -> list
         for groups in divisors:
             for rows in layouts(used.made.shape[-1], n_heads, groups, d_head, part):
                 whole = rows.repeat_interleave(max(1, made.shape[2] // len(rows)), dim=0)
-                if same(used.made[:, 0, whole], made[:, 0]):
+                if equal(used.made[:, 0, whole], made[:, 0]):
                     found.append((used.path, linear, whole))
     return found
 

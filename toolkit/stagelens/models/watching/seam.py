@@ -69,7 +69,14 @@ def _pop(running: list[str]) -> None:
 
 
 class Seam(TorchFunctionMode):
-    """Calls its methods instead of torch's attention functions. These methods call the torch functions themselves."""
+    """Calls its methods instead of torch's attention functions. These methods call the torch functions themselves.
+
+    `scaled` is torch's `F.scaled_dot_product_attention`, or the `attend` of a seam around this one.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scaled: Callable[..., Tensor] = SCALED
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -86,7 +93,7 @@ class Seam(TorchFunctionMode):
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         """Replaces `F.scaled_dot_product_attention`."""
-        return SCALED(query, key, value, *args, **kwargs)
+        return self.scaled(query, key, value, *args, **kwargs)
 
     def softmax(self, func: Callable[..., Tensor], scores: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         """Replaces every softmax."""
@@ -111,24 +118,55 @@ class Seam(TorchFunctionMode):
         query, key = call.arguments["query"], call.arguments["key"]
         self.sources(query, key)
         patterns: list[Tensor] = []
-        own_thread = threading.get_ident()
 
         def attend(query: Tensor, key: Tensor, value: Tensor, *rest: Any, **options: Any) -> Tensor:
-            if threading.get_ident() != own_thread:
-                return SCALED(query, key, value, *rest, **options)
             if asked:
                 patterns.append(attention_of(query, key, *rest[:1], **_without_dropout(options))[1])
             return self.attend(query, key, value, *rest, **options)
 
-        F.scaled_dot_product_attention = attend
-        try:
-            output, _ = MULTIHEAD(*call.args, **call.kwargs)
-        finally:
-            F.scaled_dot_product_attention = SCALED
+        with _inside_multihead(attend) as around:
+            self.scaled = around
+            try:
+                output, _ = MULTIHEAD(*call.args, **call.kwargs)
+            finally:
+                self.scaled = SCALED
         if not asked:
             return output, None
         weights = patterns[0].mean(1) if call.arguments["average_attn_weights"] else patterns[0]
         return output, weights if query.ndim == 3 else weights.squeeze(0)
+
+
+class _Multihead(threading.local):
+    """What `F.scaled_dot_product_attention` does inside `F.multi_head_attention_forward`, in each thread."""
+
+    attend: Callable[..., Tensor] = staticmethod(SCALED)
+
+
+_multihead = _Multihead()
+_lock = threading.Lock()
+_users = 0  # seams inside `F.multi_head_attention_forward`, in all threads
+
+
+def _dispatch(*args: Any, **options: Any) -> Tensor:
+    return _multihead.attend(*args, **options)
+
+
+@contextmanager
+def _inside_multihead(attend: Callable[..., Tensor]) -> Iterator[Callable[..., Tensor]]:
+    """Makes `attend` the attention of this thread while the block lasts; yields what it was before."""
+    global _users
+    before, _multihead.attend = _multihead.attend, attend
+    with _lock:
+        _users += 1
+        F.scaled_dot_product_attention = _dispatch
+    try:
+        yield before
+    finally:
+        _multihead.attend = before
+        with _lock:
+            _users -= 1
+            if not _users:
+                F.scaled_dot_product_attention = SCALED
 
 
 def _without_dropout(options: Mapping[str, Any]) -> dict[str, Any]:

@@ -15,6 +15,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from stagelens.models.watching.branches import find_branches
 from stagelens.models.watching.discovery import Call
 from stagelens.models.watching.projections import Heads, Linear, Used, find_heads, linear_of, same
 
@@ -135,25 +136,6 @@ def _is_block(block: str, paths: Sequence[str], used: Mapping[str, Used]) -> boo
     if one is None or one.given.shape != one.made.shape or not one.given.is_floating_point():
         return False
     return sum(path == block or path.startswith(f"{block}.") for path in paths) == 1
-
-
-def find_branches(block: str, attention: str, used: Mapping[str, Used]) -> tuple[str, str] | None:
-    """Returns the paths of the two children of a block that add to the residual stream: attention and MLP.
-
-    For them, resid_pre + attn_out + mlp_out = resid_post. Returns None if there are none. Of several the last counts: a
-    dropout after the MLP gives what is added.
-    """
-    children = [path for path in used if path.rpartition(".")[0] == block]
-    attn = ".".join(attention.split(".")[: block.count(".") + 2])
-    if attn not in children:
-        return None
-    whole, attn_out = used[block], used[attn].made
-    for path in reversed(children):
-        out = used[path].made
-        adds = path != attn and out.shape == attn_out.shape == whole.made.shape
-        if adds and same(whole.given + attn_out + out, whole.made):
-            return attn, path
-    return None
 
 
 def find_final_norm(blocks: Sequence[str], modules: Mapping[str, nn.Module], used: Mapping[str, Used]) -> str | None:

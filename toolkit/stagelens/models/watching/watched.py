@@ -9,18 +9,26 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
-from transformer_lens import HookedRootModule
-from transformer_lens.hook_points import HookPoint
 
 from stagelens.base import UsageError
-from stagelens.models.watching.calling import Forward, call_model, logits_of, name_of_tokens, tokens_of, unwrapped
+from stagelens.models.lens import HookedRootModule, HookPoint
+from stagelens.models.watching.calling import (
+    Forward,
+    call_model,
+    is_sharded,
+    logits_of,
+    name_of_tokens,
+    tokens_of,
+    unwrapped,
+)
 from stagelens.models.watching.discovery import Call, find_attention
-from stagelens.models.watching.modes import at_rest, twice_differentiable, uncompiled
+from stagelens.models.watching.modes import at_rest, twice_differentiable, uncompiled, within_embeddings
 from stagelens.models.watching.points import AttentionPoints, HookedSeam, into, out_of
 from stagelens.models.watching.seam import Tracker
 from stagelens.models.watching.structure import Structure, find_structure, first_tensor
 
 CONTEXT_KEYS = ("max_position_embeddings", "n_positions", "block_size", "n_ctx")  # of a model's own config
+LOGITS = "[batch, position, token]"
 LOOKED_FOR = "F.scaled_dot_product_attention, nn.MultiheadAttention, or a softmax over [batch, head, query, key]"
 
 
@@ -45,6 +53,13 @@ def watch(model: nn.Module, example: Any, forward: Forward | None = None) -> Wat
         raise UsageError(f"the model is a {type(model).__name__}; expected a torch.nn.Module")
     if isinstance(model, torch.jit.ScriptModule):
         raise UsageError("the model was compiled by torch.jit, which hides its attention; watch the model before that")
+    if any(parameter.is_meta for parameter in model.parameters()):
+        raise UsageError("the model's parameters have no values (device 'meta'); load its weights before you watch it")
+    if is_sharded(model):
+        raise UsageError(
+            "the model's parameters are split over processes (FSDP, tensor parallel or DeepSpeed), so that no process "
+            "can measure it alone; measure saved checkpoints with `stagelens probe DIRECTORY`"
+        )
     return Watched(unwrapped(model), example, forward)
 
 
@@ -159,7 +174,7 @@ class Watched(HookedRootModule):  # type: ignore[misc]
 
     def _find_attention(self, example: Any) -> list[Call]:
         name = type(self.model).__name__
-        with at_rest(self.model):
+        with at_rest(self.model), within_embeddings(self.model):
             try:
                 given = first_tensor(tokens_of(example) if tokens_of(example) is not None else example)
                 n_batch = len(given) if given is not None and given.ndim else None
@@ -175,7 +190,8 @@ class Watched(HookedRootModule):  # type: ignore[misc]
         if calls and all(call.cross for call in calls):
             raise UsageError(
                 f"no self-attention was seen in {name} on the batch: in every attention the keys are of another source "
-                "or number than the queries"
+                "or number than the queries; give whole sequences, without cached keys (attention with sinks, as in "
+                "gpt-oss, is not supported)"
             )
         if not calls:
             raise UsageError(
@@ -188,6 +204,11 @@ class Watched(HookedRootModule):  # type: ignore[misc]
         logits = self._forward(self.model, batch)
         if self._forward is not call_model and not isinstance(logits, Tensor):
             raise UsageError(f"forward returned a {type(logits).__name__}; it must return logits, a tensor")
+        if self._forward is not call_model and logits.ndim < 2:
+            shape = list(logits.shape)
+            raise UsageError(
+                f"forward returned a tensor of shape {shape}; it must return logits [batch, position, token]"
+            )
         return logits
 
     def _add_attention(self, calls: list[Call]) -> list[AttentionPoints]:

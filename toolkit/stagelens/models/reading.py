@@ -1,0 +1,85 @@
+"""Reading: activations of a forward pass are shown to functions that leave them as they are.
+
+Hooks may replace an activation, so a model with hooks writes everything out. Functions that only read leave the fused
+forward path as it is: it shows them queries, keys and patterns, and computes a pattern at the rows that are read.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+Hook = tuple[str, Callable[..., None]]  # the name of a hook point, and a function of (activation, hook=)
+Rows = Callable[[str, Sequence[int], torch.device], Tensor | None]  # (hook point, shape, device) -> int [batch, row]
+READABLE = re.compile(r"blocks\.\d+\.attn\.hook_(q|k|pattern)")
+
+
+@dataclass(frozen=True)
+class Readers:
+    """Functions that read activations, by the names of their hook points, and the rows of patterns that they read."""
+
+    see: Mapping[str, Callable[..., None]]
+    rows: Rows | None = None
+    left: set[str] | None = None  # the hook points after which the pass ends; None: it does not end early
+    prefix: str = ""  # of the names that `show` and `wants` are given
+
+    def of_layer(self, layer: int) -> Readers:
+        """Returns the readers of the attention of one layer."""
+        return replace(self, prefix=f"blocks.{layer}.attn.hook_") if self.see else self
+
+    def wants(self, name: str) -> bool:
+        """Returns True if a function reads at `name`."""
+        return self.prefix + name in self.see
+
+    def show(self, name: str, activation: Tensor) -> None:
+        """Shows `activation` to the function at `name`, if there is one."""
+        if self.wants(name):
+            self.see[self.prefix + name](activation, hook=None)
+            if self.left is not None:
+                self.left.discard(self.prefix + name)
+                if not self.left:
+                    raise _Enough
+
+    def rows_of(self, name: str, shape: Sequence[int], device: torch.device) -> Tensor | None:
+        """Returns the rows of a pattern of `shape` that are read, int [batch, row]; None for all."""
+        return None if self.rows is None else self.rows(self.prefix + name, shape, device)
+
+
+class _Enough(Exception):
+    """Ends a pass of which everything is read."""
+
+
+NO_READERS = Readers({})
+
+
+@contextmanager
+def reading(model: Any, hooks: Sequence[Hook], rows: Rows | None = None, stop: bool = False) -> Iterator[None]:
+    """Shows the activations of each pass of `model` to `hooks` while the block lasts. They must not change them.
+
+    `rows` names the rows of a pattern that are enough, int [batch, row], or None for all. With `stop` the block ends as
+    soon as every hook has read, and the pass has no output. Only the fused forward path does either; on every other
+    path, and for other hook points, this is `model.hooks`.
+    """
+    names = [name for name, _ in hooks]
+    if (
+        not getattr(model, "shows_readers", False)
+        or not all(map(READABLE.fullmatch, names))
+        or len({*names}) < len(names)
+    ):
+        with model.hooks(fwd_hooks=list(hooks)):
+            yield
+        return
+    outer = model.readers
+    model.readers = Readers(dict(hooks), rows, {*names} if stop else None)
+    try:
+        yield
+    except _Enough:
+        pass
+    finally:
+        model.readers = outer
