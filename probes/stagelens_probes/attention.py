@@ -7,39 +7,20 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from stagelens.recording import DoesNotApply, ProbeContext, Site, wide
-from stagelens_probes.positions import as_index, rows_of
+from stagelens.recording import ProbeContext, Queries, Site, wide
 
 PATTERN = "attn.hook_pattern"
 
 
 @dataclass(frozen=True)
 class Weights:
-    """The attention weights of the queries of `ProbeContext.queries_at` that see at least two keys."""
+    """The attention weights of the queries that are read.
+
+    The dimension `sequence` of `queries` has size 1 if all sequences are read at the same queries.
+    """
 
     values: Tensor  # [batch, head, query, key], rows sum to 1
     queries: Queries
-
-    @property
-    def visible(self) -> Tensor:
-        """Whether the query sees the key, bool [query, key]."""
-        return self.queries.visible
-
-    @property
-    def query(self) -> Tensor:
-        """The position of each query, int [query]."""
-        return self.queries.position
-
-
-@dataclass(frozen=True)
-class Queries:
-    """The queries of a pattern that are measured, and the keys that they see."""
-
-    rows: slice | Tensor  # the rows of the pattern: an index of its query dimension
-    visible: Tensor  # bool [query, key]
-    position: Tensor  # [query]
-    log_count: Tensor  # [query], the logarithm of the number of keys that each query sees
-    lowest_lag: int  # the smallest query - key: 0, or negative if queries see keys to their right
 
 
 def is_causal(context: ProbeContext) -> bool:
@@ -48,7 +29,7 @@ def is_causal(context: ProbeContext) -> bool:
 
 
 def normalized(pattern: Tensor, visible: Tensor) -> Tensor:
-    """Returns |a| / sum |a| over the visible keys, for a `pattern` a [..., query, key] and `visible` [query, key].
+    """Returns |a| / sum |a| over the visible keys, for a `pattern` a [..., query, key] and `visible` [..., query, key].
 
     Softmax attention is unchanged. Unnormalized (linear) attention becomes weights. Attention with a sink becomes the
     attention without the sink. A query whose weights are all zero attends uniformly.
@@ -76,22 +57,24 @@ def visible_weights(pattern: Tensor, site: Site, context: ProbeContext) -> Weigh
 
 
 def _visible_weights(pattern: Tensor, site: Site, context: ProbeContext) -> Weights:
-    key = ("queries", site.name, pattern.shape[-2:], pattern.device)
-    queries = context.constant(key, lambda: _queries(pattern, site, context))
-    return Weights(normalized(pattern[:, :, queries.rows], queries.visible), queries)
+    queries = context.sampled.get(site.name)
+    if queries is None:
+        pattern = pattern[: context.max_sequences]
+        queries = context.read_queries(site, pattern.shape, pattern.device)
+        pattern = queries.of(pattern)
+    return Weights(normalized(pattern, queries.visible[:, None]), queries)
 
 
-def _queries(pattern: Tensor, site: Site, context: ProbeContext) -> Queries:
-    n_query, n_key = pattern.shape[-2:]
-    visible = context.visible(pattern, site.layer)  # [query, key]
-    first = n_key - n_query  # with fewer queries than keys, the last query is at the last key
-    counts = visible.sum(-1).tolist()
-    rows = [row for row in rows_of(context.queries_at(site), n_query, n_key, repr(site.name)) if counts[row] >= 2]
-    if not rows:
-        raise DoesNotApply(f"no scored query of {site.name!r} sees two keys; its shape is {tuple(pattern.shape)}")
-    chosen = as_index(rows, pattern.device)
-    visible = visible[chosen]
-    position = torch.arange(first, n_key, device=pattern.device)[chosen]
-    count = visible.sum(-1).to(wide(pattern).dtype)
-    lag = position[:, None] - torch.arange(n_key, device=pattern.device)[None, :]  # [query, key]
-    return Queries(chosen, visible, position, count.log(), min(0, int(lag[visible].min())))
+def over_sequences(samples: Tensor) -> tuple[Tensor, Tensor]:
+    """Returns the mean of `samples` [sample, ...] and its standard error, [...] each; nan for one sample."""
+    n = len(samples)
+    error = samples.std(0) / n**0.5 if n > 1 else torch.full_like(samples[0], torch.nan)
+    return samples.mean(0), error
+
+
+def as_samples(values: Tensor) -> Tensor:
+    """Returns the samples of `values` [batch, head, query, ...] as [sample, head, query, ...].
+
+    A sample is a sequence. If there is only one sequence, each of its queries is a sample.
+    """
+    return values if len(values) > 1 else values.transpose(0, 2)

@@ -2,51 +2,133 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from stagelens import Probe, Reading
-from stagelens.recording import ProbeContext, Reduced, Site, layers, stack_layers
-from stagelens_probes.attention import PATTERN, Weights, visible_weights
+from stagelens.recording import Omitted, ProbeContext, Reduced, Site, layers, stack_layers
+from stagelens_probes.attention import PATTERN, Weights, as_samples, over_sequences, visible_weights
+from stagelens_probes.described import ATTENTION_SPARSITY
+
+MEANS = ("entropy", "effective_keys", "top_mass", "sparsity", "first_key_mass")
+AT_ONCE = 2**20  # weights whose logarithms are computed at once
+THIRDS = ("first", "middle", "last")
+ONE_SAMPLE = "a standard error needs two sequences, or two queries of one"
+NO_THIRDS = "three thirds need three queries"
+
+
+@dataclass(frozen=True)
+class Sparsity:
+    """How sparse the attention of a layer's heads is."""
+
+    means: Tensor  # [head, measure], by MEANS
+    errors: Tensor  # [head, measure], standard errors; nan for one sample
+    thirds: Tensor  # [head, third], the sparsity; nan in a third without queries
+    third_errors: Tensor  # [head, third]
+    first_key_chance: Tensor  # the first key's mass under uniform attention, a scalar
+    n_sequences: int
+    n_queries: int
 
 
 def sparsity_measures(weights: Weights) -> Tensor:
-    """Returns four measures of a layer's attention, [head, 4], each a mean over batch and queries.
+    """Returns the MEANS of each query of a layer, [batch, head, query, measure].
 
-    They are the entropy H = -sum a log a in nats, the effective number of keys exp(H), the largest weight, and the
-    sparsity 1 - H / log(number of visible keys).
+    They are the entropy H = -sum a log a in nats, the effective number of keys exp(H), the largest weight, the sparsity
+    1 - H / log(number of visible keys), and the weight of the first key.
     """
     a = weights.values
-    log_a = a.clamp(min=torch.finfo(a.dtype).tiny).log_()  # 0 log 0 = 0; several times faster than special.entr
-    entropy = -log_a.mul_(a).sum(-1)  # [batch, head, query]
-    sparsity = 1 - entropy / weights.queries.log_count
-    measures = torch.stack([entropy, entropy.exp(), a.amax(-1), sparsity], dim=-1)
-    return measures.mean(dim=(0, 2))
+    blocks = (
+        a.chunk(a.shape[1], dim=1) if a.numel() > AT_ONCE else (a,)
+    )  # the logarithms of one head at a time take less memory
+    entropy = torch.cat([_entropy(block) for block in blocks], dim=1)  # [batch, head, query]
+    sparsity = 1 - entropy / weights.queries.count.to(a.dtype).log()[:, None]
+    return torch.stack([entropy, entropy.exp(), a.amax(-1), sparsity, a[..., 0]], dim=-1)
 
 
-def layer_sparsity(pattern: Tensor, site: Site, context: ProbeContext) -> Tensor:
-    """Returns `sparsity_measures` of a pattern. They are computed once per hook, for all probes."""
-    return context.once(pattern, "sparsity", lambda: sparsity_measures(visible_weights(pattern, site, context)))
+def _entropy(a: Tensor) -> Tensor:
+    """Returns -sum a log a over the keys of `a` [batch, head, query, key], [batch, head, query]; 0 log 0 = 0."""
+    log_a = a.clamp(min=torch.finfo(a.dtype).tiny).log_()  # several times faster than special.entr
+    return -log_a.mul_(a).sum(-1)
+
+
+def by_third(sparsity: Tensor) -> tuple[Tensor, Tensor]:
+    """Returns the mean of `sparsity` [batch, head, query] over thirds of the queries, and its error: [head, third]."""
+    found = []
+    for part in range(3):
+        rows = [row for row in range(sparsity.shape[-1]) if 3 * row // sparsity.shape[-1] == part]
+        here = as_samples(sparsity[..., rows]).mean(-1)  # [sample, head]
+        nothing = here.new_full(sparsity.shape[1:2], torch.nan)
+        found.append(over_sequences(here) if rows else (nothing, nothing))
+    means, errors = zip(*found, strict=True)
+    return torch.stack(means, dim=-1), torch.stack(errors, dim=-1)
+
+
+def layer_sparsity(pattern: Tensor, site: Site, context: ProbeContext) -> Sparsity:
+    """Returns the `Sparsity` of a pattern. It is computed once per hook, for all probes."""
+    return context.once(pattern, "sparsity", lambda: _layer_sparsity(visible_weights(pattern, site, context)))
+
+
+def _layer_sparsity(weights: Weights) -> Sparsity:
+    measures = sparsity_measures(weights)
+    seen = weights.queries.visible[..., 0] / weights.queries.count  # [sequence, query]
+    return Sparsity(
+        *over_sequences(as_samples(measures).mean(2)),
+        *by_third(measures[..., MEANS.index("sparsity")]),
+        seen.to(measures.dtype).mean(),
+        n_sequences=measures.shape[0],
+        n_queries=measures.shape[2],
+    )
 
 
 class AttentionSparsity(Probe):
-    """Entropy, effective number of keys, largest weight and sparsity, per layer and head."""
+    """Entropy, effective number of keys, largest weight, sparsity and mass of the first key, per layer and head."""
 
     name = "attention_sparsity"
     title = "how few keys a head attends to"
-    gives = ("entropy", "effective_keys", "top_mass", "sparsity")
+    gives = (
+        *MEANS,
+        *("perplexity", "sparsity_by_third", "first_key_mass_chance"),
+        *(f"{name}_error" for name in (*MEANS, "perplexity", "sparsity_by_third")),
+    )
+    described = ATTENTION_SPARSITY
     hooks = (PATTERN,)
+    samples = True
     stacks = True
 
     def applies(self, context: ProbeContext) -> str | None:
         return super().applies(context) or context.padding()
 
-    def reduce(self, activation: Tensor, site: Site, context: ProbeContext) -> Tensor:
+    def reduce(self, activation: Tensor, site: Site, context: ProbeContext) -> Sparsity:
         return layer_sparsity(activation, site, context)
 
-    def readings(self, reduced: Reduced, context: ProbeContext) -> Iterable[Reading]:  # noqa: ARG002
-        measures = stack_layers(reduced)  # [layer, head, 4]
-        for name, values in zip(self.gives, measures.unbind(-1), strict=True):
-            yield Reading(name, values, ("layer", "head"), {"layer": layers(reduced)})
+    def readings(self, reduced: Reduced, context: ProbeContext) -> Iterable[Reading | Omitted]:  # noqa: ARG002
+        found: list[Sparsity] = list(reduced.values())
+        layer = {"layer": layers(reduced)}
+        means, errors = stack_layers([one.means for one in found]), stack_layers([one.errors for one in found])
+        perplexity = means[..., :1].exp()
+        means, errors = torch.cat([means, perplexity], -1), torch.cat([errors, perplexity * errors[..., :1]], -1)
+        known = any(one.n_sequences * one.n_queries > 1 for one in found)
+        for index, name in enumerate((*MEANS, "perplexity")):
+            yield Reading(name, means[..., index], ("layer", "head"), layer)
+            error = Reading(f"{name}_error", errors[..., index], ("layer", "head"), layer)
+            yield error if known else Omitted(error.name, ONE_SAMPLE)
+        chance = torch.stack([one.first_key_chance for one in found])
+        yield Reading("first_key_mass_chance", chance, ("layer",), layer)
+        yield from self._thirds(found, layer)
+
+    def _thirds(self, found: list[Sparsity], layer: dict[str, list[int]]) -> Iterable[Reading | Omitted]:
+        """Yields the sparsity in each third of the queries, and its standard error."""
+        name, dims = "sparsity_by_third", ("layer", "head", "third")
+        coords: dict[str, Sequence[Any]] = {**layer, "third": THIRDS}
+        if all(one.n_queries < 3 for one in found):
+            yield Omitted(name, NO_THIRDS)
+            yield Omitted(f"{name}_error", NO_THIRDS)
+            return
+        yield Reading(name, stack_layers([one.thirds for one in found]), dims, coords)
+        errors = Reading(f"{name}_error", stack_layers([one.third_errors for one in found]), dims, coords)
+        known = any(one.n_queries > 3 or (one.n_sequences > 1 and one.n_queries == 3) for one in found)
+        yield errors if known else Omitted(errors.name, ONE_SAMPLE)

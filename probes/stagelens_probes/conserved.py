@@ -10,6 +10,7 @@ from torch import Tensor
 
 from stagelens import Probe, Reading
 from stagelens.recording import ProbeContext, Reduced
+from stagelens_probes.described import CONSERVED
 
 
 def named_numbers(quantities: Mapping[str, Tensor]) -> tuple[list[str], Tensor]:
@@ -29,6 +30,7 @@ class Conserved(Probe):
     name = "conserved"
     title = "the task's conserved quantities and their drift"
     gives = ("value", "drift")
+    described = CONSERVED
 
     def applies(self, context: ProbeContext) -> str | None:
         if context.conserved is None or not context.conserved(context.model):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
@@ -11,6 +12,7 @@ from torch import Tensor
 from stagelens import Probe, Reading
 from stagelens.base import generator
 from stagelens.recording import ProbeContext, Reduced, wide
+from stagelens_probes.described import CURVATURE
 from stagelens_probes.norms import norm
 
 MOST_PRODUCTS = 100  # Hessian-vector products after which the iteration stops
@@ -34,6 +36,7 @@ class Ends:
     smallest: float
     residual_largest: float
     residual_smallest: float
+    converged: bool  # False if an end still moved when the products were used up
 
 
 def extreme_eigenvalues(operator: Operator, start: Tensor) -> Ends:
@@ -47,6 +50,7 @@ def extreme_eigenvalues(operator: Operator, start: Tensor) -> Ends:
     diagonal: list[float] = []
     beside: list[float] = []
     found: list[tuple[float, float]] = []
+    converged = False
     for _ in range(min(MOST_PRODUCTS, len(start))):
         image = operator(basis[-1])
         if not image.isfinite().all():
@@ -59,12 +63,13 @@ def extreme_eigenvalues(operator: Operator, start: Tensor) -> Ends:
         values, vectors = ritz_pairs(diagonal, beside)
         found.append((values[-1], values[0]))
         scale = max(map(abs, found[-1]))
-        if left <= 1e-7 * scale or left == 0 or settled(found):
+        converged = left <= 1e-7 * scale or left == 0 or settled(found) or len(found) == len(start)
+        if converged:
             break
         beside.append(left)
         basis.append(image / left)
     high, low = (residual(operator, values[i], vectors[:, i].to(known) @ known) for i in (-1, 0))
-    return Ends(*found[-1], high, low)
+    return Ends(*found[-1], high, low, converged)
 
 
 def residual(operator: Operator, value: float, vector: Tensor) -> float:
@@ -116,7 +121,8 @@ class Curvature(Probe):
 
     name = "curvature"
     title = "largest and smallest eigenvalue of the loss Hessian"
-    gives = ("largest", "smallest", "residual_largest", "residual_smallest")
+    gives = ("largest", "smallest", "residual_largest", "residual_smallest", "converged")
+    described = CURVATURE
     passes = f"1, and up to {MOST_PRODUCTS + 2} Hessian-vector products"
     default = False
 
@@ -134,5 +140,12 @@ class Curvature(Probe):
         with torch.enable_grad():
             operator = hessian_operator(context.forward(context.batch), parameters)
             ends = extreme_eigenvalues(operator, start.to(wide(parameters[0])))
+        if not ends.converged:
+            warnings.warn(
+                f"curvature did not converge in {MOST_PRODUCTS} products at step {context.step:g}: the eigenvalues "
+                f"{ends.largest:.4g} and {ends.smallest:.4g} have residuals {ends.residual_largest:.2g} and "
+                f"{ends.residual_smallest:.2g}; the true ones are larger in size",
+                stacklevel=2,
+            )
         for name in self.gives:
-            yield Reading(name, getattr(ends, name))
+            yield Reading(name, float(getattr(ends, name)))

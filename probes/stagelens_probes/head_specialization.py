@@ -3,21 +3,28 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from typing import Any, ClassVar
 
 import torch
+from scipy.stats import t
 from torch import Tensor
 from torch.nn.functional import pad
 
-from stagelens import Probe, Reading
+from stagelens import Group, Probe, Reading
 from stagelens.base import UsageError
-from stagelens.recording import DoesNotApply, ProbeContext, Reduced, Site, layers, stack_layers
-from stagelens_probes.attention import PATTERN, Weights, visible_weights
-from stagelens_probes.attention_sparsity import layer_sparsity
+from stagelens.recording import DoesNotApply, Omitted, ProbeContext, Reduced, Site, layers, stack_layers
+from stagelens_probes.attention import PATTERN, over_sequences, visible_weights
+from stagelens_probes.attention_sparsity import MEANS, ONE_SAMPLE, layer_sparsity
+from stagelens_probes.described import HEAD_SPECIALIZATION
+from stagelens_probes.direction_mass import direction_masses, keys_with_queries, mass_sparsity, of_directions
+from stagelens_probes.group_mass import Masses, group_masses, groups_of, lag_masses
+from stagelens_probes.qk_alignment import KEYS, QUERIES
 
 PHASES = ("diffuse", "competitive", "cooperative")
 DIFFUSE_BELOW = 0.2  # mean sparsity of a layer's heads below which the phase is diffuse
-COMPETITIVE_ABOVE = 0.5  # overlap of a layer's heads above which the phase is competitive, else cooperative
+LEADS_ABOVE = 0.05  # of what a head can put on a group beyond chance: below it no group leads
+SPARSITY = MEANS.index("sparsity")
 
 
 def jensen_shannon(p: Tensor, q: Tensor) -> Tensor:
@@ -59,98 +66,137 @@ def coverage_chance(n_heads: int, n_groups: int) -> float:
     return n_groups * (1 - (1 - 1 / n_groups) ** n_heads) / min(n_heads, n_groups)
 
 
-def phase(sparsity: Tensor, shared: Tensor) -> Tensor:
-    """Returns the index into PHASES, from the mean sparsity and overlap of a layer's heads; nan for a single head."""
-    index = torch.where(shared > COMPETITIVE_ABOVE, 1.0, 2.0) * (sparsity >= DIFFUSE_BELOW)
-    return torch.where(shared.isnan(), torch.nan, index)
+def leaders(found: Masses, n_groups: int) -> Tensor:
+    """Returns the index of each head's leading group, int [head]; `n_groups` if none leads.
+
+    A group leads if the head puts more on it than uniform attention would, relative to what it could put there:
+    (mass - chance) / (reach - chance), which is 0 by chance and 1 at most. The leading group has the largest value. It
+    must be above LEADS_ABOVE, and the 95% confidence interval of the mass must be above chance; if there is one sample,
+    the mass must exceed chance by `Masses.margin`.
+    """
+    (mass, error), chance = over_sequences(found.mass), found.uniform.mean(0)  # [head, group], [group]
+    gained = (mass - chance) / (found.reach - chance)
+    n_samples = len(found.mass)
+    certain = mass - chance > (found.margin if n_samples == 1 else float(t.ppf(0.975, n_samples - 1)) * error)
+    leads = torch.where(certain & (gained > LEADS_ABOVE), gained, -torch.inf)[:, :n_groups]  # nan is False
+    return torch.where(leads.amax(-1) > 0, leads.argmax(-1), n_groups)
 
 
-def group_mass(weights: Weights, site: Site, context: ProbeContext) -> Tensor:
-    """Returns the mean attention to each of the task's groups and, last, to keys of no group: [head, group]."""
-    mean = weights.values.mean(0)  # [head, query, key]
-    key = ("groups", site.name, mean.shape, mean.dtype, mean.device)
-    masks = context.constant(key, lambda: _group_masks(weights, site, context).to(mean.dtype))
-    return mean.flatten(1) @ masks / len(weights.query)
+def phase(sparsity: Tensor, leader: Tensor, named: Sequence[int]) -> Tensor:
+    """Returns the index into PHASES, from the mean sparsity of a layer's heads and the `leader` [head] of each.
+
+    Only the groups `named` count. nan for a single head.
+    """
+    if len(leader) < 2:
+        return torch.full_like(sparsity, torch.nan)
+    led = leader[:, None] == torch.tensor(named, dtype=leader.dtype, device=leader.device)  # [head, group]
+    specialized, distinct = led.any(-1).sum(), led.any(0).sum()
+    index = torch.where((distinct == 1) & (specialized > 1), 1.0, 2.0)
+    return torch.where((sparsity < DIFFUSE_BELOW) | (specialized == 0), 0.0, index)
 
 
-def _group_masks(weights: Weights, site: Site, context: ProbeContext) -> Tensor:
-    """Returns which keys belong to each of the task's groups and, last, to none: [query * key, group]."""
-    n_key, device = weights.visible.shape[-1], weights.query.device
-    masks = torch.stack([_mask(name, site, n_key, context).to(device) for name in context.groups])
-    return torch.cat([masks, ~masks.any(0, keepdim=True)])[:, weights.query].flatten(1).T
+def sinks_of(groups: Sequence[Group]) -> set[int]:
+    """Returns the indices of groups that are the first key alone: heads attend to it when they have nothing to read.
 
-
-def _mask(name: str, site: Site, n_key: int, context: ProbeContext) -> Tensor:
-    """Returns the mask of a group, bool [query, key], with a query at every key; no keys in layers it does not name."""
-    group = context.groups[name]
-    if not group.is_in(site.layer):
-        return torch.zeros(n_key, n_key, dtype=torch.bool)
-    try:
-        return group.mask(n_key, n_key)
-    except UsageError as error:
-        raise UsageError(f"group {name!r} at {site.name!r}: {error}") from None
-
-
-def lag_mass(weights: Weights) -> Tensor:
-    """Returns the mean attention at each lag (query - key), from the lowest to the number of keys - 1: [head, lag]."""
-    mean = weights.values.mean(0)  # [head, query, key]
-    n_head, n_query, n_key = mean.shape
-    lowest = weights.queries.lowest_lag
-    lag = weights.query[:, None] - torch.arange(n_key, device=mean.device)[None, :]  # [query, key]
-    column = (lag - lowest).clamp(min=0).flatten()  # lower lags belong to masked keys, whose weight is 0
-    return mean.new_zeros(n_head, n_key - lowest).index_add_(1, column, mean.flatten(1)) / n_query
+    If every group is a set of positions, the first key is one among others, and there is no sink.
+    """
+    if len(groups) > 1 and all(group.positions and not group.offsets and group.content is None for group in groups):
+        return set()
+    first = [group.positions == (0,) and not group.offsets and group.content is None for group in groups]
+    return {index for index, alone in enumerate(first) if alone}
 
 
 class HeadSpecialization(Probe):
-    """The attention mass of each head over the task's groups and the rest, or over lags if the task has no groups.
+    """The attention mass of each head over groups of keys and the rest, or over lags.
 
+    The groups are the task's. If it has none, they are `token_groups()` of a batch of tokens, and lags of any other.
+    If they are groups of directions, the mass is the fraction of a head's keys and queries along these.
     From the mass follow each head's leading group, the overlap of heads, the coverage of groups, and the phase.
     """
 
     name = "head_specialization"
     title = "whether heads compete for one group of keys or share the groups out"
-    gives = ("mass", "leader", "overlap", "coverage", "coverage_chance", "phase")
-    hooks = (PATTERN,)
+    gives = (
+        *("mass", "mass_error", "mass_chance", "lift", "leader"),
+        *("overlap", "coverage", "coverage_chance", "phase"),
+    )
+    described = HEAD_SPECIALIZATION
+    hooks: ClassVar[tuple[str, ...]] = (PATTERN,)
+    samples = True
     stacks = True
 
     def applies(self, context: ProbeContext) -> str | None:
         if getattr(getattr(context.model, "cfg", None), "n_heads", 2) < 2:
             return "the model has one head, and specialization compares heads"
+        if of_directions(context):
+            self.hooks = (KEYS, QUERIES)  # type: ignore[misc]  # instead of the attention
         _check_layers(context)
         return super().applies(context) or context.padding()
 
-    def reduce(self, activation: Tensor, site: Site, context: ProbeContext) -> tuple[Tensor, Tensor, int]:
-        """Returns the mass [head, group or lag], the mean sparsity (a scalar) and the lowest lag."""
+    def reduce(self, activation: Tensor, site: Site, context: ProbeContext) -> tuple[Masses, Tensor]:
+        """Returns the masses of a layer, and the mean sparsity of its heads (a scalar)."""
+        if site.hook in (KEYS, QUERIES):
+            masses = direction_masses(activation, site, context)
+            return masses, mass_sparsity(masses.mass[0]).mean()
         weights = visible_weights(activation, site, context)
-        mass = group_mass(weights, site, context) if context.groups else lag_mass(weights)
-        return mass, layer_sparsity(activation, site, context)[:, 3].mean(), weights.queries.lowest_lag
+        masses = group_masses(weights, site, context) if groups_of(context) else lag_masses(weights)
+        return masses, layer_sparsity(activation, site, context).means[:, SPARSITY].mean()
 
-    def readings(self, reduced: Reduced, context: ProbeContext) -> Iterable[Reading]:
-        masses, sparsities, lows = (list(column) for column in zip(*reduced.values(), strict=True))
-        if all(len(mass) < 2 for mass in masses):
+    def readings(self, reduced: Reduced, context: ProbeContext) -> Iterable[Reading | Omitted]:
+        reduced = keys_with_queries(reduced) if of_directions(context) else reduced
+        found, sparsities = (list(column) for column in zip(*reduced.values(), strict=True))
+        if all(one.mass.shape[1] < 2 for one in found):
             raise DoesNotApply("every layer has one head, and specialization compares heads")
-        if context.groups:
-            dim, names = "group", [*context.groups, "rest"]
-            named = [sum(group.is_in(site.layer) for group in context.groups.values()) for site in reduced]  # [layer]
+        names: list[Any]
+        if groups := groups_of(context):
+            dim, names = "group", [*groups, "rest"]
+            labels = names
+            here = [[i for i, group in enumerate(groups.values()) if group.is_in(site.layer)] for site in reduced]
+            sinks = sinks_of(list(groups.values()))
         else:
-            masses = [pad(mass, (low - min(lows), 0)) for mass, low in zip(masses, lows, strict=True)]
-            dim, names = "lag", [min(lows) + column for column in range(masses[0].shape[-1])]
-            named = [len(names)] * len(masses)
-        leaders = [mass.argmax(-1) for mass in masses]
-        shared = [overlap(mass) * (1 if n else torch.nan) for mass, n in zip(masses, named, strict=True)]
-        n_groups = len(context.groups) or len(names)
-        covered = [coverage(leader, n_groups, n) for leader, n in zip(leaders, named, strict=True)]
-        by_chance = [coverage_chance(len(leader), n) for leader, n in zip(leaders, named, strict=True)]
-        phases = [phase(sparsity, o) for sparsity, o in zip(sparsities, shared, strict=True)]
+            found = _at_common_lags(found)
+            dim, names = "lag", [found[0].lowest_lag + column for column in range(found[0].mass.shape[-1])]
+            labels, here, sinks = [*map(str, names), "rest"], [list(range(len(names)))] * len(found), set()
         layer = {"layer": layers(reduced)}
+        yield from _mass_readings(found, dim, names, layer)
+        led = [leaders(one, len(labels) - 1) for one in found]
+        leader = stack_layers([one.double() for one in led])
+        yield Reading("leader", leader, ("layer", "head"), layer, labels=tuple(labels))
+        by_layer = {
+            "overlap": [
+                overlap(one.mass.mean(0)) * (1 if n else torch.nan) for one, n in zip(found, here, strict=True)
+            ],
+            "coverage": [coverage(one, len(labels) - 1, len(n)) for one, n in zip(led, here, strict=True)],
+            "coverage_chance": [
+                torch.tensor(coverage_chance(len(one), len(n))) for one, n in zip(led, here, strict=True)
+            ],
+            "phase": [
+                phase(sparsity, one, [i for i in n if i not in sinks]) * (1 if n else torch.nan)
+                for sparsity, one, n in zip(sparsities, led, here, strict=True)
+            ],
+        }
+        for name, values in by_layer.items():
+            yield Reading(name, torch.stack(values), ("layer",), layer, labels=PHASES if name == "phase" else ())
 
-        yield Reading("mass", stack_layers(masses), ("layer", "head", dim), {**layer, dim: names})
-        leader = stack_layers([x.double() for x in leaders])
-        yield Reading("leader", leader, ("layer", "head"), layer, labels=tuple(str(name) for name in names))
-        yield Reading("overlap", torch.stack(shared), ("layer",), layer)
-        yield Reading("coverage", torch.stack(covered), ("layer",), layer)
-        yield Reading("coverage_chance", torch.tensor(by_chance, dtype=torch.float64), ("layer",), layer)
-        yield Reading("phase", torch.stack(phases), ("layer",), layer, labels=PHASES)
+
+def _mass_readings(found: Sequence[Masses], dim: str, names: list[Any], layer: Any) -> Iterable[Reading | Omitted]:
+    """Yields the mass of each group, its standard error, its chance level and the lift."""
+    means, errors = (list(column) for column in zip(*(over_sequences(one.mass) for one in found), strict=True))
+    chance = torch.stack([one.uniform.mean(0) for one in found])  # [layer, group]
+    dims, coords = ("layer", "head", dim), {**layer, dim: names}
+    yield Reading("mass", stack_layers(means), dims, coords)
+    error = Reading("mass_error", stack_layers(errors), dims, coords)
+    yield error if any(len(one.mass) > 1 for one in found) else Omitted(error.name, ONE_SAMPLE)
+    yield Reading("mass_chance", chance, ("layer", dim), coords)
+    ratio = stack_layers(means) / torch.where(chance > 0, chance, torch.nan)[:, None]
+    yield Reading("lift", ratio, dims, coords)
+
+
+def _at_common_lags(found: Sequence[Masses]) -> list[Masses]:
+    """Returns `found` with the same lags in all layers, from the lowest of all."""
+    lowest = min(one.lowest_lag for one in found)
+    parts = [(one, (one.lowest_lag - lowest, 0)) for one in found]
+    return [Masses(pad(one.mass, more), pad(one.uniform, more), pad(one.reach, more), lowest) for one, more in parts]
 
 
 def _check_layers(context: ProbeContext) -> None:

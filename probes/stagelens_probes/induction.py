@@ -7,17 +7,24 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformer_lens import FactoredMatrix
 
 from stagelens import Probe, Reading
-from stagelens.recording import DoesNotApply, Omitted, ProbeContext, Site, layers, stack_layers, wide
-from stagelens_probes.attention import PATTERN, normalized
+from stagelens.recording import DoesNotApply, Omitted, ProbeContext, layers, stack_layers
+from stagelens_probes import gaps
+from stagelens_probes.attention import PATTERN
+from stagelens_probes.copying import copying
+from stagelens_probes.described import INDUCTION
+from stagelens_probes.gaps import Gapped, gapped_tokens, run_scores
 from stagelens_probes.next_token import scored_losses
-from stagelens_probes.norms import scale_of
+from stagelens_probes.own_sequences import prefix_matching
 from stagelens_probes.repeats import (
+    FEW,
     FEWEST_TOKENS,
+    LARGE,
     LONGEST,
+    ONE_SEQUENCE,
     SCORES,
+    SEQUENCES,
     SHORTEST,
     Repeats,
     chance,
@@ -25,43 +32,13 @@ from stagelens_probes.repeats import (
     repeated_tokens,
     sequence_scores,
 )
+from stagelens_probes.token_pass import attention, read_patterns
 
 FEWEST_POSITIONS = 4  # positions that a task must score for `icl_score`, which compares quarters of them
-ROUNDING = 0.01  # rounding error of a row's sum; that of 256 weights in bfloat16 is smaller
-
-
-def attention(pattern: Tensor, visible: Tensor) -> Tensor:
-    """Returns the weights of `pattern` [sequence, head, query, key] on the `visible` keys [query, key].
-
-    Softmax attention is returned unchanged, also if a sink takes a part of each row. Unnormalized (linear) attention,
-    which has negative weights or rows with a sum above 1, is returned as |a| / sum |a|.
-    """
-    weights = wide(pattern)
-    if (weights >= 0).all() and (weights.sum(-1) <= 1 + ROUNDING).all():
-        return weights
-    return normalized(pattern, visible)
-
-
-def in_units(matrix: Tensor) -> Tensor:
-    """Returns each matrix of `matrix` [..., m, n] divided by the power of two next to its largest entry."""
-    return matrix / scale_of(matrix, (-2, -1))
-
-
-def copying_scores(around: Tensor, w_v: Tensor, w_o: Tensor) -> Tensor:
-    """Returns sum(lambda) / sum|lambda| over the eigenvalues of W_E W_V W_O W_U, [head]; 0 if all of them are 0.
-
-    `around` is W_U W_E [d_model, d_model], `w_v` is [head, d_model, d_head], `w_o` is [head, d_head, d_model]. Apart
-    from zeros, W_V W_O (W_U W_E) has the same eigenvalues, so no matrix of size d_vocab is needed. The matrices are
-    scaled first, which does not change the ratio: otherwise products of tiny numbers would underflow.
-    """
-    around, w_v, w_o = (in_units(matrix.to(around)) for matrix in (around, w_v, w_o))
-    circuit = FactoredMatrix(w_v, w_o @ around)
-    core: Tensor = circuit.BA.cpu()  # [head, d_head, d_head], with the circuit's eigenvalues
-    if not core.isfinite().all():
-        return core.new_full((len(core),), torch.nan)  # LAPACK crashes on nan
-    eigenvalues = torch.linalg.eigvals(core)  # [head, d_head]; those of FactoredMatrix come with eigenvectors
-    size = eigenvalues.abs().sum(-1)
-    return torch.where(size > 0, eigenvalues.sum(-1).real / size, 0.0)
+EARLY, LATE = 50, 500  # positions of `icl_score_fixed`
+BY_GAP = "prefix_matching_by_gap"
+OTHERS = (*SCORES[1:], BY_GAP, "copying", "copying_folded", "icl_score", "icl_score_fixed")  # than prefix_matching
+OWN = "the task names the induction target of its own sequences, on which prefix matching alone is measured"
 
 
 def icl_score(losses: Tensor) -> Tensor:
@@ -76,17 +53,22 @@ class Induction(Probe):
     name = "induction"
     title = "prefix matching, previous-token and duplicate-token attention, and copying, per head"
     gives = (
-        *(f"{score}{part}" for score in SCORES for part in ("", "_error", "_chance")),
-        *("copying", "icl_score", "icl_score_error"),
+        *(f"{score}{part}" for score in (*SCORES, BY_GAP) for part in ("", "_error", "_chance")),
+        *("copying", "copying_chance", "copying_folded", "copying_folded_chance"),
+        *("icl_score", "icl_score_error", "icl_score_fixed", "icl_score_fixed_error"),
     )
-    passes = "1"
+    described = INDUCTION
+    passes = "1, and 1 if the context is longer than 128"
 
-    def __init__(self, seed: int = 0) -> None:
+    def __init__(self, seed: int = 0, sequences: int = SEQUENCES) -> None:
         super().__init__()
-        self.seed = seed
+        self.seed, self.sequences = seed, sequences
         self._repeats: Repeats | None = None
+        self._gapped: Gapped | None = None
 
     def applies(self, context: ProbeContext) -> str | None:
+        if context.induction_target is not None:
+            return super().applies(context)
         if not (getattr(getattr(context.model, "cfg", None), "d_vocab", None) or 0) > 1:
             return "the model has no vocabulary (cfg.d_vocab): there are no tokens to repeat"
         if not context.sites(PATTERN):
@@ -97,23 +79,45 @@ class Induction(Probe):
         """Returns the sequences with a repeated segment, on the model's device. They are drawn once."""
         if self._repeats is None:
             cfg: Any = context.model.cfg
-            self._repeats = repeated_tokens(cfg.d_vocab, getattr(cfg, "n_ctx", None) or LONGEST, self.seed)
-        parameter = next(context.model.parameters(), None)
-        return self._repeats if parameter is None else self._repeats.to(parameter.device)
+            n_ctx = getattr(cfg, "n_ctx", None) or LONGEST
+            large = sum(p.numel() for p in context.model.parameters()) > LARGE
+            self._repeats = repeated_tokens(cfg.d_vocab, min(n_ctx, FEW) if large else n_ctx, self.seed, self.sequences)
+        return self._repeats.to(_device(context))
+
+    def gapped(self, size: int, context: ProbeContext) -> Gapped:
+        """Returns sequences of `size` tokens with repeats after several gaps, on the model's device; drawn once."""
+        if self._gapped is None or self._gapped.tokens.shape[1] != size:
+            n = max(1, min(self.sequences, gaps.MOST_TOKENS // size))
+            self._gapped = gapped_tokens(context.model.cfg.d_vocab, size, n, self.seed)
+        return self._gapped.to(_device(context))
 
     def readings(self, reduced: Any, context: ProbeContext) -> Iterable[Reading | Omitted]:  # noqa: ARG002
+        if context.induction_target is not None:
+            yield from prefix_matching(context.induction_target, context)
+            yield from (Omitted(name, OWN) for name in OTHERS)
+            return
         try:
             yield from self._scores(context)
         except DoesNotApply as reason:
             yield from (Omitted(name, str(reason)) for name in SCORES)
-        yield _copying(context)
-        yield from _icl_score(context)
+        try:
+            yield from self._by_gap(context)
+        except DoesNotApply as reason:
+            yield Omitted(BY_GAP, str(reason))
+        yield from copying(context)
+        yield from _icl_scores(context)
 
     def _scores(self, context: ProbeContext) -> Iterable[Reading]:
         """Yields the scores of the pass over repeated tokens. If it raises DoesNotApply, it yields nothing."""
         if reason := _too_small(context):
             raise DoesNotApply(reason)
-        found = self._attention(self.repeats(context), context)
+        repeats = self.repeats(context)
+
+        def read(pattern: Tensor, visible: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+            weights = attention(pattern, visible).expand(len(repeats.tokens), *pattern.shape[1:])
+            return *mean_and_error(sequence_scores(weights, repeats)), chance(visible, repeats)
+
+        found = read_patterns(repeats.tokens, context, read)
         coords = {"layer": layers(found)}
         mean, error = (stack_layers([parts[i] for parts in found.values()]) for i in (0, 1))  # [layer, head, score]
         uniform = torch.stack([parts[2] for parts in found.values()])  # [layer, score]
@@ -122,36 +126,46 @@ class Induction(Probe):
             yield Reading(f"{name}_error", error[..., i], ("layer", "head"), coords)
             yield Reading(f"{name}_chance", uniform[..., i], ("layer",), coords)
 
-    def _attention(self, repeats: Repeats, context: ProbeContext) -> dict[Site, tuple[Tensor, Tensor, Tensor]]:
-        """Runs the model once. Returns each site's scores and standard errors [head, score], and chance [score]."""
-        found: dict[Site, tuple[Tensor, Tensor, Tensor]] = {}
-        n, size = repeats.tokens.shape
+    def _by_gap(self, context: ProbeContext) -> Iterable[Reading]:
+        """Yields prefix matching after short and long gaps. If it raises DoesNotApply, it yields nothing."""
+        size = _context_length(context)
+        if reason := _no_gaps(size, context):
+            raise DoesNotApply(reason)
+        gapped = self.gapped(size, context)
 
-        def score_at(site: Site) -> Any:
-            def score(pattern: Tensor, hook: Any) -> None:  # noqa: ARG001  TransformerLens passes it by name
-                if pattern.shape[0] not in (1, n) or pattern.shape[-2:] != (size, size):
-                    raise DoesNotApply(
-                        f"{site.name!r} has shape {tuple(pattern.shape)} on {size} tokens; "
-                        f"a query and a key at every token are needed"
-                    )
-                visible = context.visible(pattern, site.layer)
-                weights = attention(pattern, visible).expand(n, *pattern.shape[1:])
-                found[site] = (*mean_and_error(sequence_scores(weights, repeats)), chance(visible, repeats))
+        def read(pattern: Tensor, visible: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+            runs, uniform = run_scores(pattern, visible, gapped)
+            mean, error = mean_and_error(runs.transpose(0, 1))  # [gap, head]
+            return mean.mT, error.mT, uniform
 
-            return score
+        found = read_patterns(gapped.tokens, context, read, gapped.query.flatten())
+        coords = {"layer": layers(found), "gap": gapped.gaps}
+        parts = [list(column) for column in zip(*found.values(), strict=True)]  # of each layer, [head, gap] or [gap]
+        yield Reading(BY_GAP, stack_layers(parts[0]), ("layer", "head", "gap"), coords)
+        yield Reading(f"{BY_GAP}_error", stack_layers(parts[1]), ("layer", "head", "gap"), coords)
+        yield Reading(f"{BY_GAP}_chance", torch.stack(parts[2]), ("layer", "gap"), coords)
 
-        sites = context.sites(PATTERN)
-        try:
-            with context.model.hooks(fwd_hooks=[(site.name, score_at(site)) for site in sites]):
-                context.output_of(repeats.tokens)
-        except DoesNotApply:
-            raise
-        except Exception as error:
-            reason = " ".join(str(error).split()) or type(error).__name__
-            raise DoesNotApply(
-                f"the model does not run on tokens alone, int [{n}, {size}], where random tokens repeat: {reason}"
-            ) from error
-        return found
+
+def _device(context: ProbeContext) -> torch.device:
+    """Returns the device of the model's first parameter; the CPU if there is none."""
+    parameter = next(context.model.parameters(), None)
+    return torch.device("cpu") if parameter is None else parameter.device
+
+
+def _context_length(context: ProbeContext) -> int:
+    """Returns the positions of the measured sequences, or the model's context if that is shorter."""
+    n_ctx = getattr(context.model.cfg, "n_ctx", None)
+    return min(size for size in (n_ctx, context.n_inputs or gaps.SHORT) if size)
+
+
+def _no_gaps(size: int, context: ProbeContext) -> str | None:
+    """Returns why repeats after several gaps are not measured; None if they are."""
+    if size <= gaps.SHORT:
+        return f"the sequences have {size} positions; gaps are compared in sequences of more than {gaps.SHORT}"
+    if context.model.cfg.d_vocab < gaps.FEWEST_TOKENS:
+        few = f"{context.model.cfg.d_vocab} tokens are too few to repeat segments after several gaps"
+        return f"{few}: {gaps.FEWEST_TOKENS} is the least"
+    return None
 
 
 def _too_small(context: ProbeContext) -> str | None:
@@ -165,41 +179,31 @@ def _too_small(context: ProbeContext) -> str | None:
     return None
 
 
-def _copying(context: ProbeContext) -> Reading | Omitted:
-    """Returns `copying_scores`, [layer, head]; omitted if a matrix is missing or the outcomes are not the tokens."""
-    sites = context.sites(PATTERN)
-    modules = dict(context.model.named_modules())
-    attentions = [modules.get(site.name.rpartition(".")[0]) for site in sites]
-    named: dict[str, Any] = {name: getattr(context.model, name, None) for name in ("W_E", "W_U")}
-    heads = {name: [getattr(attention, name, None) for attention in attentions] for name in ("W_V", "W_O")}
-    given = {name: [w] for name, w in named.items()} | heads
-    if missing := [name for name, weights in given.items() if any(w is None for w in weights)]:
-        return Omitted("copying", f"the model has no {', '.join(missing)}")
-    w_e, w_u = named.values()
-    if w_u.shape[1] != w_e.shape[0]:
-        return Omitted("copying", f"the model's {w_u.shape[1]} outcomes are not its {w_e.shape[0]} tokens")
-    around = in_units(wide(w_u)) @ in_units(wide(w_e))
-    scores = [copying_scores(around, v, o) for v, o in zip(*heads.values(), strict=True)]
-    return Reading("copying", stack_layers(scores), ("layer", "head"), {"layer": layers(dict.fromkeys(sites))})
-
-
-def _icl_score(context: ProbeContext) -> Iterable[Reading | Omitted]:
-    """Yields the `icl_score` of the positions that the task scores, and its standard error over sequences.
-
-    Both are omitted if there are few positions or no next tokens; the error also if the batch is one sequence.
-    """
+def _icl_scores(context: ProbeContext) -> Iterable[Reading | Omitted]:
+    """Yields `icl_score` and `icl_score_fixed`, with standard errors over sequences, or why they are omitted."""
     try:
         positions, losses = scored_losses(context)
     except DoesNotApply as error:
-        yield Omitted("icl_score", str(error))
+        yield from (Omitted(name, str(error)) for name in ("icl_score", "icl_score_fixed"))
         return
     if len(positions) < FEWEST_POSITIONS:
         scored = f"the task scores {len(positions)} position{'s' * (len(positions) > 1)}"
         reason = f"{scored}, and at least {FEWEST_POSITIONS} are needed to compare late with early ones"
         yield Omitted("icl_score", reason)
-        return
-    yield Reading("icl_score", icl_score(losses.mean(0)))
-    if len(losses) > 1:
-        yield Reading("icl_score_error", mean_and_error(icl_score(losses))[1])
     else:
-        yield Omitted("icl_score_error", "the batch is one sequence: there is no spread over sequences")
+        yield from _with_error("icl_score", icl_score(losses))
+    if not {EARLY, LATE} <= set(positions):
+        reason = f"the loss is scored up to position {positions[-1]}, and not at both {EARLY} and {LATE}"
+        yield Omitted("icl_score_fixed", reason)
+    else:
+        late, early = (losses[:, positions.index(position)] for position in (LATE, EARLY))
+        yield from _with_error("icl_score_fixed", late - early)
+
+
+def _with_error(name: str, values: Tensor) -> Iterable[Reading | Omitted]:
+    """Yields the mean of `values` [sequence], and its standard error; that is omitted if there is one sequence."""
+    yield Reading(name, values.mean())
+    if len(values) > 1:
+        yield Reading(f"{name}_error", mean_and_error(values)[1])
+    else:
+        yield Omitted(f"{name}_error", ONE_SEQUENCE)

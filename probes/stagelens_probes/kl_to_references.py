@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+import math
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import torch
@@ -10,36 +11,45 @@ from torch import Tensor
 
 from stagelens import Probe, Reading
 from stagelens.base import UsageError
-from stagelens.recording import DoesNotApply, ProbeContext, Reduced, wide
+from stagelens.recording import DoesNotApply, Omitted, ProbeContext, Reduced, wide
+from stagelens_probes.described import KL_TO_REFERENCES
 from stagelens_probes.positions import as_index, rows_of
+from stagelens_probes.repeats import ONE_SEQUENCE, mean_and_error
 
+SAME = 1e-6  # nats: a reference this near to the uniform predictor is that one
 MOST_KEPT = 2**20  # entries of a reference predictor's output that is cached; larger outputs are computed again
 
 
-def kl_divergence(log_p: Tensor, log_q: Tensor) -> Tensor:
-    """Returns the mean over all positions of KL(p || q) in nats, from log-probabilities [..., outcome].
+def kl_divergences(log_p: Tensor, log_q: Tensor) -> Tensor:
+    """Returns the mean of KL(p || q) over the positions of each sequence, in nats, [batch].
 
-    An outcome of probability 0 under p (log p = -inf) contributes 0.
+    Both are log-probabilities [batch, ..., outcome]. An outcome of probability 0 under p (log p = -inf) contributes 0.
     """
     p = log_p.exp()
-    return torch.where(p > 0, p * (log_p - log_q), 0.0).sum(-1).mean()
+    kl = torch.where(p > 0, p * (log_p - log_q), 0.0).sum(-1)  # [batch, ...]
+    return kl.reshape(len(kl), -1).mean(1)
 
 
 class KLToReferences(Probe):
-    """The mean of KL(f || model) over the scored positions of the batch, for each reference predictor f."""
+    """The mean of KL(f || model) over the scored positions of the batch, for each reference predictor f.
+
+    It is also given as a fraction of KL(f || uniform), the divergence of a predictor that knows nothing.
+    """
 
     name = "kl_to_references"
     title = "KL divergence from the task's reference predictors to the model"
-    gives = ("kl",)
+    gives = ("kl", "kl_error", "fraction", "fraction_error")
+    described = KL_TO_REFERENCES
 
     def applies(self, context: ProbeContext) -> str | None:
         return context.padding() if context.references else "the task names no reference predictors"
 
-    def readings(self, reduced: Reduced, context: ProbeContext) -> Iterable[Reading]:  # noqa: ARG002
+    def readings(self, reduced: Reduced, context: ProbeContext) -> Iterable[Reading | Omitted]:  # noqa: ARG002
         if not isinstance(context.output, Tensor) or context.output.ndim < 2:
             raise DoesNotApply("the model's output is not logits [batch, (position,) outcome]")
         log_q = wide(scored(context.output, context)).log_softmax(-1)  # [batch, (position,) outcome]
-        values = []
+        kl, of_uniform = {}, {}  # [batch] of each reference
+        uniform = torch.full_like(log_q, -math.log(log_q.shape[-1]))
         for name, predict in context.references.items():
             log_p = reference(name, predict, context)
             log_p = scored(log_p, context) if log_p.shape == context.output.shape else log_p
@@ -51,8 +61,29 @@ class KLToReferences(Probe):
             if ("checked", name) not in context.constants:
                 check_reference(name, log_p)
                 context.constants["checked", name] = True
-            values.append(kl_divergence(log_p.to(log_q), log_q))
-        yield Reading("kl", torch.stack(values), ("reference",), {"reference": list(context.references)})
+            kl[name] = kl_divergences(log_p.to(log_q), log_q)
+            of_uniform[name] = kl_divergences(log_p.to(log_q), uniform)
+        known = {name: values for name, values in kl.items() if of_uniform[name].mean() > SAME}
+        scales = {name: of_uniform[name].mean() for name in known}
+        fractions = {name: values.mean() / scales[name] for name, values in known.items()}
+        # To first order, a ratio of means is the mean of what each sequence adds to it.
+        added = {name: (values - fractions[name] * of_uniform[name]) / scales[name] for name, values in known.items()}
+        yield from _with_error("kl", {name: values.mean() for name, values in kl.items()}, kl)
+        if known:
+            yield from _with_error("fraction", fractions, added)
+        else:
+            yield Omitted("fraction", "every reference is the uniform predictor itself")
+
+
+def _with_error(name: str, values: Mapping[str, Tensor], spread: Mapping[str, Tensor]) -> Iterable[Reading | Omitted]:
+    """Yields `values` of each reference, and standard errors from their `spread` over sequences, [batch] each."""
+    coords = {"reference": list(values)}
+    yield Reading(name, torch.stack(list(values.values())), ("reference",), coords)
+    if all(len(over) > 1 for over in spread.values()):
+        errors = torch.stack([mean_and_error(over)[1] for over in spread.values()])
+        yield Reading(f"{name}_error", errors, ("reference",), coords)
+    else:
+        yield Omitted(f"{name}_error", ONE_SEQUENCE)
 
 
 def check_reference(name: str, log_p: Tensor) -> None:

@@ -2,16 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from stagelens import Probe, Reading
-from stagelens.recording import DoesNotApply, Omitted, ProbeContext, Reduced, Site, layers, stack_layers, wide
-from stagelens_probes.norms import scale_of
+from stagelens.recording import DoesNotApply, Omitted, ProbeContext, Reduced, Site, layers, stack_layers
+from stagelens_probes.described import QK_ALIGNMENT
 from stagelens_probes.positions import as_index, rows_of
+from stagelens_probes.scores import (
+    Moments,
+    effective_rank,
+    isotropic_scores,
+    principal_components,
+    score_components,
+    score_reference,
+    shares,
+)
 
 KEYS, QUERIES = "attn.hook_k", "attn.hook_q"
 ROTATED = {KEYS: "attn.hook_rot_k", QUERIES: "attn.hook_rot_q"}  # the hooks of models with rotary positions
@@ -21,39 +30,11 @@ ROTATED_CHANCE = (
     "the layers have rotary positions: one rotation turns keys and queries in the same planes, which aligns them "
     "beyond the chance level of random subspaces"
 )
+NO_DIRECTIONS = "the task names no directions (`directions=` of the recorder) to compare the components with"
+ONE_NUMBER = "keys and queries are single numbers (d_head = 1), which have one component by definition"
+ONE_QUERY = "there is one query vector, and the scores of one query have one component by definition"
+ONE_SEQUENCE = "keys and queries are those of one sequence: there is no spread over sequences"
 LEAD_KEPT = 0.9  # a component stays the leading one while its variance is at least this fraction of the largest
-
-
-def second_moment(activation: Tensor) -> Tensor:
-    """Returns the mean of x x^T over batch and positions, [head, d, d], of x [batch, position, head, d].
-
-    The mean is not subtracted: attention scores are inner products of the vectors themselves. Each head is scaled by
-    its largest entry, because the square of 1e-23 is 0 in float32. The readings are ratios: scaling does not
-    change them.
-    """
-    x = wide(activation).flatten(0, 1).permute(1, 2, 0).contiguous()  # [head, d_head, sample]
-    x = x / scale_of(x, (1, 2))
-    return x @ x.mT / x.shape[2]
-
-
-def principal_components(moment: Tensor) -> tuple[Tensor, Tensor]:
-    """Returns variances [..., component], largest first, and components [..., component, d] of `moment` [..., d, d]."""
-    finite = moment.isfinite().all(-1).all(-1)[..., None]  # LAPACK may crash on nan
-    values, vectors = torch.linalg.eigh(torch.where(finite[..., None], moment, 0.0))
-    values = torch.where(finite, values, torch.nan)
-    return values.flip(-1).clamp(min=0), vectors.flip(-1).transpose(-1, -2)
-
-
-def shares(variances: Tensor) -> Tensor:
-    """Returns `variances` [..., component] as fractions of their sum; 0 if all variances are 0."""
-    total = variances.sum(-1, keepdim=True)
-    return torch.where(total == 0, 0.0, variances / total.clamp(min=torch.finfo(total.dtype).tiny))
-
-
-def effective_rank(explained: Tensor) -> Tensor:
-    """Returns exp of the entropy of the fractions [..., component]; 0 if all variances are 0."""
-    entropy: Tensor = torch.special.entr(explained).sum(-1)
-    return entropy.exp() * (explained.sum(-1) > 0)
 
 
 def leading_rank(explained: Tensor) -> Tensor:
@@ -71,17 +52,17 @@ def subspace_alignment(keys: Tensor, queries: Tensor, rank: Tensor) -> Tensor:
     return (squared * first[..., :, None] * first[..., None, :]).sum((-1, -2)) / rank
 
 
-def in_the_scores(reduced: Reduced, hook: str) -> dict[Site, Tensor]:
-    """Returns the second moment of the keys, or of the queries, that enter the attention scores of each layer.
+def in_the_scores(reduced: Reduced, hook: str) -> dict[Site, Moments]:
+    """Returns the moments of the keys, or of the queries, that enter the attention scores of each layer.
 
     With rotary positions these are the rotated ones. If only a part of the key is rotated (DeepSeek), the shapes
     differ, and the key is the one at `hook` itself.
     """
-    rotated = {site.layer: moment for site, moment in reduced.items() if site.hook == ROTATED[hook]}
-    plain = {site: moment for site, moment in reduced.items() if site.hook == hook}
+    rotated = {site.layer: moments for site, moments in reduced.items() if site.hook == ROTATED[hook]}
+    plain = {site: moments for site, moments in reduced.items() if site.hook == hook}
     return {
-        site: turned if (turned := rotated.get(site.layer, moment)).shape == moment.shape else moment
-        for site, moment in plain.items()
+        site: turned if (turned := rotated.get(site.layer, moments)).mean.shape == moments.mean.shape else moments
+        for site, moments in plain.items()
     }
 
 
@@ -113,12 +94,34 @@ def leading_component(variances: Tensor, components: Tensor, before: Tensor | No
     return leading * torch.where(sign == 0, 1.0, sign)
 
 
+DIMS: dict[str, tuple[str, ...]] = {
+    "explained": ("layer", "head", "side", "component"),
+    "effective_rank": ("layer", "head", "side"),
+    "rank": ("layer", "head"),
+    "key_query": ("layer", "head"),
+    "key_query_chance": ("layer", "head"),
+    "leading": ("layer", "head", "side", "d_head"),
+    "reference": ("layer", "head", "side", "direction"),
+    "score_spectrum": ("layer", "head", "component"),
+    "score_top": ("layer", "head"),
+    "score_top_error": ("layer", "head"),
+    "score_top_chance": ("layer",),
+    "score_rank": ("layer", "head"),
+    "score_rank_error": ("layer", "head"),
+    "score_rank_chance": ("layer",),
+    "score_reference": ("layer", "head", "side", "direction"),
+    "score_reference_error": ("layer", "head", "side", "direction"),
+    "score_reference_chance": ("layer",),
+}
+
+
 class QKAlignment(Probe):
-    """Explained variance and effective rank of keys and queries, their subspace alignment, and named directions."""
+    """The components of the scores of each head, the principal components of its keys and queries, and directions."""
 
     name = "qk_alignment"
     title = "principal components of keys and queries, and how they align"
-    gives = ("explained", "effective_rank", "rank", "key_query", "key_query_chance", "leading", "reference")
+    gives = tuple(DIMS)
+    described = QK_ALIGNMENT
     hooks = (KEYS, QUERIES, *ROTATED.values())
     stacks = True
 
@@ -126,51 +129,37 @@ class QKAlignment(Probe):
         missing = [hook for hook in (KEYS, QUERIES) if not context.sites(hook)]
         return f"the model has no hook {missing[0]!r}" if missing else context.padding()
 
-    def reduce(self, activation: Tensor, site: Site, context: ProbeContext) -> Tensor:
-        """Returns the second moment [head, d_head, d_head]; of the queries, that of `ProbeContext.queries_at`."""
-        if site.hook in (QUERIES, ROTATED[QUERIES]):
+    def reduce(self, activation: Tensor, site: Site, context: ProbeContext) -> Moments:
+        """Returns the moments of the keys; those of the queries are of `ProbeContext.queries_at`."""
+        is_query = site.hook in (QUERIES, ROTATED[QUERIES])
+        if is_query:
             rows = rows_of(context.queries_at(site), activation.shape[1], context.n_inputs, repr(site.name))
             activation = activation[:, as_index(rows, activation.device)]
-        return second_moment(activation).cpu().double()  # not every device has eigh, nor double precision
+        return Moments.of(activation, centered=not is_query)
 
     def readings(self, reduced: Reduced, context: ProbeContext) -> Iterable[Reading | Omitted]:
         check_rotation(reduced, context)
         keys, queries = (in_the_scores(reduced, hook) for hook in (KEYS, QUERIES))
+        if all(key.mean.shape[-1] == 1 for key in keys.values()):
+            raise DoesNotApply(ONE_NUMBER)
+        if all(query.n == 1 for query in queries.values()):
+            raise DoesNotApply(ONE_QUERY)
         measures = [
-            self._layer(str(index), key, query)
+            self._layer(str(index), query, key.heads(len(query.mean)), context)
             for index, (key, query) in enumerate(zip(keys.values(), queries.values(), strict=True))
         ]
-        dims = {
-            "explained": ("layer", "head", "side", "component"),
-            "effective_rank": ("layer", "head", "side"),
-            "rank": ("layer", "head"),
-            "key_query": ("layer", "head"),
-            "key_query_chance": ("layer", "head"),
-            "leading": ("layer", "head", "side", "d_head"),
-        }
-        coords: dict[str, Sequence[Any]] = {"layer": layers(keys), "side": SIDES}
-        if any(site.hook in ROTATED.values() for site in reduced):
-            del dims["key_query_chance"]
-            yield Omitted("key_query_chance", ROTATED_CHANCE)
-        for name, named in dims.items():
-            values = stack_layers([measure[name] for measure in measures])
-            yield Reading(name, values, named, {dim: coords[dim] for dim in named if dim in coords})
-        if context.directions:
-            leading = stack_layers([measure["leading"] for measure in measures])
-            units = context.constant(("directions", leading.shape[-1]), lambda: _units(context, leading.shape[-1]))
-            cosines = (leading @ units).abs()
-            yield Reading(
-                "reference",
-                cosines,
-                ("layer", "head", "side", "direction"),
-                {**coords, "direction": list(context.directions)},
-            )
+        omitted = dict(_omitted(reduced, context))
+        yield from (Omitted(name, reason) for name, reason in omitted.items())
+        coords: dict[str, Sequence[Any]] = {"layer": layers(keys), "side": SIDES, "direction": list(context.directions)}
+        for name, dims in DIMS.items():
+            if name not in omitted and name in measures[0]:
+                values = stack_layers([measure[name] for measure in measures])
+                yield Reading(name, values, dims, {dim: coords[dim] for dim in dims if dim in coords})
 
-    def _layer(self, label: str, key: Tensor, query: Tensor) -> dict[str, Tensor]:
-        """Returns the measures of one layer, from the second moments [head, d_head, d_head] of keys and queries."""
-        if len(key) < len(query):  # heads that share their keys
-            key = key.repeat_interleave(len(query) // len(key), dim=0)
-        variances, components = principal_components(torch.stack([key, query], dim=1))  # [head, side, component, (d)]
+    def _layer(self, label: str, query: Moments, key: Moments, context: ProbeContext) -> dict[str, Tensor]:
+        """Returns the readings of one layer by name."""
+        moments = torch.stack([key.not_centered(), query.total], dim=1)
+        variances, components = principal_components(moments)  # [head, side, component, (d)]
         explained = shares(variances)
         total = explained.sum(-1)
         there = torch.where(total.isnan(), torch.nan, (total > 0).double())  # [head, side]; 0 if all vectors are 0
@@ -178,14 +167,35 @@ class QKAlignment(Probe):
         rank = leading_rank(explained).amin(-1)  # [head]
         leading = leading_component(variances, components, self.state.get(label))  # [head, side, d_head]
         self.state[label] = leading
-        return {
+        d_head = components.shape[-1]
+        chance = map(torch.tensor, isotropic_scores(d_head, query.n, key.n))
+        found = {
             "explained": explained,
             "effective_rank": effective_rank(explained),
             "rank": rank * both,
             "key_query": subspace_alignment(components[:, 0], components[:, 1], rank) * both,
-            "key_query_chance": rank * both / components.shape[-1],
+            "key_query_chance": rank * both / d_head,
             "leading": leading * there[..., None],
+            **score_components(query, key, components[:, 1] * variances[:, 1].sqrt()[..., None]),
+            **dict(zip(("score_top_chance", "score_rank_chance"), chance, strict=True)),
         }
+        if context.directions:
+            units = context.constant(("directions", d_head), lambda: _units(context, d_head))  # [d_head, direction]
+            found["reference"] = (found["leading"] @ units).abs()
+            found["score_reference"], found["score_reference_error"] = score_reference(query, key, units)
+            found["score_reference_chance"] = torch.tensor(1 / d_head)
+        return found
+
+
+def _omitted(reduced: Reduced, context: ProbeContext) -> Iterator[tuple[str, str]]:
+    """Yields the readings that the model, the task or the batch cannot have, each with the reason."""
+    if any(site.hook in ROTATED.values() for site in reduced):
+        yield "key_query_chance", ROTATED_CHANCE
+    if not context.directions:
+        yield from ((name, NO_DIRECTIONS) for name in ("reference", "score_reference"))
+    if all(len(moments.weights) == 1 for moments in reduced.values()):
+        names = ("score_top", "score_rank", *["score_reference"] * bool(context.directions))
+        yield from ((f"{name}_error", ONE_SEQUENCE) for name in names)
 
 
 def _units(context: ProbeContext, d_head: int) -> Tensor:

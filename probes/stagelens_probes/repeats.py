@@ -9,10 +9,13 @@ from torch import Tensor
 
 from stagelens.base import generator
 
-SEQUENCES = 8  # number of sequences
+SEQUENCES = 8  # number of sequences, by default
 LONGEST = 64  # positions of a sequence, at most
+LARGE = 2**24  # parameters of a model whose passes are costly
+FEW = 32  # positions of a sequence for such a model
 SHORTEST = 7  # positions of a context, at least: one of filler, and twice a segment of length 2 or 3
 FEWEST_TOKENS = 4  # size of the vocabulary, at least: a segment of 3 tokens, and one token of filler
+ONE_SEQUENCE = "the batch is one sequence: there is no spread over sequences"
 SCORES = ("prefix_matching", "previous_token", "duplicate_token")
 
 
@@ -28,8 +31,8 @@ class Repeats:
         return Repeats(self.tokens.to(device), self.length.to(device), self.offset.to(device))
 
 
-def repeated_tokens(d_vocab: int, n_ctx: int, seed: int = 0) -> Repeats:
-    """Returns 8 sequences of min(n_ctx, 64) random tokens, each with a segment of S tokens twice in a row.
+def repeated_tokens(d_vocab: int, n_ctx: int, seed: int = 0, sequences: int = SEQUENCES) -> Repeats:
+    """Returns sequences of min(n_ctx, 64) random tokens, each with a segment of S tokens twice in a row.
 
     S takes all lengths from half of the longest to the longest one that fits into the context and the vocabulary, each
     about equally often, in random order. The offset is uniform and at least 1, because many heads attend to position 0
@@ -41,7 +44,7 @@ def repeated_tokens(d_vocab: int, n_ctx: int, seed: int = 0) -> Repeats:
     stream = generator(seed, "induction")
     choices = torch.arange(max(2, longest // 2), longest + 1)
     choices = choices[torch.randperm(len(choices), generator=stream)]
-    length = choices.repeat(-(-SEQUENCES // len(choices)))[:SEQUENCES]
+    length = choices.repeat(-(-sequences // len(choices)))[:sequences]
     rows, offsets = [], []
     for S in length.tolist():
         order = torch.randperm(d_vocab, generator=stream)

@@ -1,4 +1,4 @@
-"""The norm of each parameter, and of each head's part of it."""
+"""The norm of each parameter, of each head's part of it, of its QK and OV matrices, and the distance from the start."""
 
 from __future__ import annotations
 
@@ -8,11 +8,14 @@ import torch
 from torch import Tensor
 
 from stagelens import Probe, Reading
-from stagelens.recording import Omitted, ProbeContext, Reduced
-from stagelens_probes.norms import norm, row_norms
+from stagelens.recording import Omitted, ProbeContext, Reduced, layers, stack_layers
+from stagelens_probes.attention import PATTERN
+from stagelens_probes.described import WEIGHT_NORMS
+from stagelens_probes.norms import norms, product_norms, row_norms
 
 HEAD_WEIGHTS = {"W_Q", "W_K", "W_V", "W_O"}  # TransformerLens' names, [head, d_model, d_head] or the like
 HEAD_BIASES = {"b_Q", "b_K", "b_V"}  # [head, d_head]
+MOST_STORED = 2**24  # parameters of a model whose start is stored, for the distance from it
 
 
 def has_heads(name: str, parameter: Tensor, context: ProbeContext) -> bool:
@@ -33,12 +36,44 @@ def has_heads(name: str, parameter: Tensor, context: ProbeContext) -> bool:
     return last in HEAD_BIASES or (in_attention and parameter.ndim >= 3)
 
 
+def head_matrices(context: ProbeContext) -> list[dict[str, Tensor]] | str:
+    """Returns W_Q, W_K, W_V [head, d_model, d_head] and W_O [head, d_head, d_model] of each layer, or why not.
+
+    Heads that share keys and values each have a copy. A model of one's own may have matrices of these names in another
+    layout. So they count only if the model has `cfg.d_model`, or is watched.
+    """
+    modules = dict(context.model.named_modules())
+    found = []
+    for site in context.sites(PATTERN):
+        attention = modules.get(site.name.rpartition(".")[0])
+        named = {name: getattr(attention, name, None) for name in ("W_Q", "W_K", "W_V", "W_O")}
+        matrices = {name: w for name, w in named.items() if isinstance(w, Tensor) and w.ndim == 3}
+        if len(matrices) < len(named):
+            break
+        heads, d_model = len(matrices["W_Q"]), matrices["W_Q"].shape[1]
+        if d_model != getattr(context.model.cfg, "d_model", d_model if is_watched(context) else None):
+            break
+        found.append({name: w.repeat_interleave(heads // len(w), 0) for name, w in matrices.items()})
+    if not found or len(found) < len(context.sites(PATTERN)):
+        return "the layers do not have W_Q, W_K and W_V as [head, d_model, d_head] and W_O as [head, d_head, d_model]"
+    return found
+
+
+def is_watched(context: ProbeContext) -> bool:
+    """Returns True if `stagelens.watch` has found the model's attention and the matrices of its heads."""
+    return hasattr(context.model, "head_matrices")
+
+
 class WeightNorms(Probe):
-    """The Frobenius norm of each parameter, and of each head's part of the parameters that have one row per head."""
+    """Frobenius norms of each parameter, of each head's part of it, of each head's QK and OV matrix, and of the change.
+
+    The norms of a head's W_Q W_K^T and W_V W_O do not depend on the basis of its keys and values.
+    """
 
     name = "weight_norms"
     title = "Frobenius norm of each parameter, and of each head's part of it"
-    gives = ("norm", "head_norm")
+    gives = ("norm", "head_norm", "qk_norm", "ov_norm", "from_start")
+    described = WEIGHT_NORMS
     stacks = True
 
     def applies(self, context: ProbeContext) -> str | None:
@@ -46,8 +81,7 @@ class WeightNorms(Probe):
 
     def readings(self, reduced: Reduced, context: ProbeContext) -> Iterable[Reading | Omitted]:  # noqa: ARG002
         parameters = dict(context.model.named_parameters())
-        norms = torch.stack([norm(p) for p in parameters.values()])
-        yield Reading("norm", norms, ("parameter",), {"parameter": list(parameters)})
+        yield Reading("norm", norms(list(parameters.values())), ("parameter",), {"parameter": list(parameters)})
 
         heads = {name: p for name, p in parameters.items() if has_heads(name, p, context)}
         heads = heads or getattr(context.model, "head_matrices", dict)()  # of a watched model: parts of its matrices
@@ -56,3 +90,30 @@ class WeightNorms(Probe):
             yield Reading("head_norm", per_head, ("head_parameter", "head"), {"head_parameter": list(heads)})
         else:
             yield Omitted("head_norm", "no parameter has a row for each head (cfg.n_heads)")
+        yield from _of_products(context)
+        yield self._from_start(parameters)
+
+    def _from_start(self, parameters: dict[str, Tensor]) -> Reading | Omitted:
+        """Returns |p - p at the first measurement| of each parameter p, [parameter]."""
+        size = sum(p.numel() for p in parameters.values())
+        if size > MOST_STORED:
+            return Omitted(
+                "from_start", f"the model has {size:,} parameters; the start of more than {MOST_STORED:,} is not stored"
+            )
+        if not self.state:
+            self.state = {name: p.detach().clone() for name, p in parameters.items()}
+        moved = norms([p.detach() - self.state[name].to(p) for name, p in parameters.items()])
+        return Reading("from_start", moved, ("parameter",), {"parameter": list(parameters)})
+
+
+def _of_products(context: ProbeContext) -> Iterable[Reading | Omitted]:
+    """Yields `qk_norm` = |W_Q W_K^T| and `ov_norm` = |W_V W_O|, [layer, head], or why they are omitted."""
+    matrices = head_matrices(context)
+    if isinstance(matrices, str):
+        yield from (Omitted(name, matrices) for name in ("qk_norm", "ov_norm"))
+        return
+    coords = {"layer": layers(dict.fromkeys(context.sites(PATTERN)))}
+    qk = [product_norms(w["W_Q"], w["W_K"]) for w in matrices]
+    ov = [product_norms(w["W_V"], w["W_O"].mT) for w in matrices]
+    yield Reading("qk_norm", stack_layers(qk), ("layer", "head"), coords)
+    yield Reading("ov_norm", stack_layers(ov), ("layer", "head"), coords)

@@ -15,7 +15,14 @@ from stagelens.host.references import ProbeRef
 from stagelens_probes import PROBES
 
 NAMES = [ref.name for ref in PROBES]
+LONG = {"induction/prefix_matching_by_gap", "induction/icl_score_fixed"}  # of contexts longer than those here
+TOY = {"weight_norms/qk_norm", "weight_norms/ov_norm", "head_ablation/zero_error", "head_ablation/mean_error"}
+BIDIRECTIONAL = {"loss_by_position", "induction/icl_score", "head_ablation/zero_error", "head_ablation/mean_error"}
 COSTLY = {"head_ablation", "gradient", "curvature"}
+
+
+def skewed(batch):
+    return torch.arange(11.0).log_softmax(0).expand(*batch.shape, 11)
 
 
 class Everything(sl.Task):
@@ -39,7 +46,7 @@ class Everything(sl.Task):
         return {"x": torch.tensor([1.0, 0, 0, 0])}
 
     def references(self):
-        return {"uniform": lambda batch: torch.full((*batch.shape, 11), -np.log(11))}
+        return {"uniform": lambda batch: torch.full((*batch.shape, 11), -np.log(11)), "skewed": skewed}
 
     def conserved(self, model):
         return {"embedding": model.W_E.norm()}
@@ -56,7 +63,7 @@ class Toy(Everything):
         return squared_loss(model, batch)
 
     def references(self):
-        return {"uniform": lambda batch: torch.full_like(batch, -np.log(4))}
+        return {"skewed": lambda batch: torch.arange(4.0).log_softmax(0).expand_as(batch)}
 
     def conserved(self, model):
         return {"output": model.blocks[0].attn.W_O.norm()}
@@ -138,9 +145,10 @@ def test_it_runs_on_a_hooked_transformer_and_gives_what_it_promises(name):
     recorder = recorder_of(name, Everything(sl.TaskConfig()))
     recorder.measure(0)
     readings = {r.name: r for r in recorder.measure(1)}
-    assert not recorder.problems and not recorder.skipped
-    probe = recorder.probes[name]
-    assert {n.partition("/")[2] for n in readings if n.startswith(f"{name}/")} == set(probe.gives)
+    assert not recorder.problems and recorder.skipped.keys() <= LONG
+    omitted = {f"{skipped}{part}" for skipped in recorder.skipped for part in ("", "_error", "_chance")}
+    promised = {f"{name}/{reading}" for reading in recorder.probes[name].gives}
+    assert {n for n in readings if n.startswith(f"{name}/")} == promised - omitted
     for reading in readings.values():
         assert np.isfinite(reading.array()).all(), reading.name
     assert recorder.timeline.dataset.sizes["step"] == 2  # dims and coordinates of all readings fit together
@@ -151,8 +159,9 @@ def test_it_runs_on_a_toy_model_or_says_why_not(name):
     recorder = recorder_of(name, Toy(sl.TaskConfig()))
     readings = [r for r in recorder.measure(0) if r.name.startswith(f"{name}/")]
     assert not recorder.problems
-    assert bool(readings) != bool(recorder.skipped)
-    assert set(recorder.skipped) == ({name} if name in {"induction", "qk_alignment", "loss_by_position"} else set())
+    assert bool(readings) != (name in recorder.skipped)
+    whole = {name} if name in {"induction", "qk_alignment", "loss_by_position"} else set()
+    assert set(recorder.skipped) - TOY == whole
     assert all(len(reason.split()) > 3 for reason in recorder.skipped.values())
 
 
@@ -163,7 +172,7 @@ def test_it_runs_in_every_precision(name, dtype):
     single = {r.name: r.array() for r in recorder_of(name, task, transformer()).measure(0)}
     recorder = recorder_of(name, task, transformer(dtype=dtype))
     readings = recorder.measure(0)
-    assert not recorder.problems and not recorder.skipped
+    assert not recorder.problems and recorder.skipped.keys() <= LONG
     assert single.keys() == {r.name for r in readings}
     exact = dtype == torch.float64
     # In half precision: derivatives are noise beside small losses, and directions of near equals may turn.
@@ -185,9 +194,9 @@ def test_it_runs_on_other_architectures_or_says_why_not(name, changes):
     recorder = recorder_of(name, Everything(sl.TaskConfig()), transformer(**changes))
     recorder.measure(0)
     assert not recorder.problems
-    skipped = {"n_heads": {"head_specialization"}, "causal": {"loss_by_position", "induction/icl_score"}}
+    skipped = {"n_heads": {"head_specialization"}, "causal": BIDIRECTIONAL}
     expected = set().union(*(skipped.get(key, set()) for key in changes))
-    assert set(recorder.skipped) == {key for key in expected if key.partition("/")[0] == name}
+    assert set(recorder.skipped) - LONG == {key for key in expected if key.partition("/")[0] == name}
 
 
 def test_all_probes_together_read_what_each_reads_alone():

@@ -14,11 +14,11 @@ import pytest
 
 from kit.store import host
 from kit.tiny import exact_run, is_flow, task_ids
+from stagelens.timelines import described_reading
 
 TASKS = [name for name in task_ids() if not is_flow(name)]
 PROBES = dict(host().probes)
 # What a reason must not be: the text of an exception, or of an object.
-OPTIONAL = {"qk_alignment/reference"}  # given only for tasks that name directions, and no reason is needed
 MACHINE = re.compile(r"Error|Exception|Traceback|object at 0x|<class|NoneType|\bself\b|\n|  |\{|\}")
 
 
@@ -44,9 +44,29 @@ def test_a_probe_gives_finite_readings_or_its_reason(task_id, name):
     omitted = {key.partition("/")[2] for key in reasons}
     omitted |= {f"{key}_{companion}" for key in omitted for companion in ("error", "chance")} & documented
     lacking = documented - given - omitted
-    assert given <= documented and {f"{name}/{reading}" for reading in lacking} <= OPTIONAL and not given & omitted
+    assert given <= documented and not lacking and not given & omitted
     for reading in given:
         assert_finite(run.timeline.series(f"{name}/{reading}"), reading)
+
+
+# The probes that have a meaning beside attention_sparsity and weight_norms, which every task records.
+MEANT = {
+    "emergence/toy": {"single_location", "head_ablation", "curvature"},
+    "emergence/regression": {"relevant_attention", "head_specialization", "qk_alignment"},
+    "emergence/recall": {"key_value", "head_specialization", "induction", "qk_alignment"},
+    **{
+        f"recall/{name}": {"head_specialization", "kl_to_references", "head_ablation", "curvature"}
+        for name in ("simplified", "original", "transformer")
+    },
+    "markov/full": {"head_specialization", "induction", "qk_alignment", "kl_to_references"},
+    "rich/text": {"head_specialization", "induction", "qk_alignment"},
+}
+
+
+@pytest.mark.parametrize("task_id", TASKS)
+def test_the_probes_that_have_a_meaning_give_readings(task_id):
+    given = {series.partition("/")[0] for series in exact_run(task_id, 0).timeline}
+    assert {"attention_sparsity", "weight_norms", *MEANT.get(task_id, ())} <= given
 
 
 def assert_finite(values, reading):
@@ -70,3 +90,27 @@ def test_the_matrix_sees_a_reading_that_turns_nan():
     for bad in ([[1.0], [np.nan], [2.0]], [[1.0], [np.inf], [1.0]], [[np.nan], [np.nan], [np.nan]]):
         with pytest.raises(AssertionError):
             assert_finite(np.array(bad), "bad")
+
+
+@pytest.mark.parametrize("name", PROBES)
+def test_every_reading_is_described(name):
+    kind = PROBES[name].load()
+    lacking = [reading for reading in kind.gives if described_reading(reading, kind.described) is None]
+    assert lacking == [] and set(kind.described) <= set(kind.gives)
+
+
+@pytest.mark.parametrize("task_id", TASKS)
+def test_readings_have_the_dims_and_range_of_their_description(task_id):
+    timeline = exact_run(task_id, 0).timeline
+    for series in timeline:
+        probe, slash, reading = series.partition("/")
+        if not slash or probe not in PROBES:
+            continue
+        info = described_reading(reading, PROBES[probe].load().described)
+        column = timeline.column(series)
+        assert len(column.dims) == len(info.dims), f"{series}: {column.dims} is not {info.dims}"
+        for dim, allowed in zip(column.dims, info.dims, strict=True):
+            assert dim in allowed.split("|"), f"{series}: {column.dims} is not {info.dims}"
+        values = timeline.series(series)[np.isfinite(timeline.series(series))]
+        assert (values >= info.low - 1e-6).all() and (values <= info.high + 1e-6).all(), f"{series}: {info.range}"
+        assert (info.unit == "label") == bool(column.labels), series

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -22,11 +23,20 @@ CAUSAL_READINGS = {
     "effective_keys": (2 + 2**1.5) / 2,
     "top_mass": 0.5,
     "sparsity": (0 + 1 - 1.5 * LN2 / LN3) / 2,
+    "first_key_mass": (0.5 + 0.25) / 2,
+    "first_key_mass_chance": (1 / 2 + 1 / 3) / 2,
+    "perplexity": math.exp(1.25 * LN2),
+    "entropy_error": 0.25 * LN2,  # of two numbers: half of their difference
+    "effective_keys_error": (2**1.5 - 2) / 2,
+    "top_mass_error": 0.0,
+    "sparsity_error": (1 - 1.5 * LN2 / LN3) / 2,
+    "first_key_mass_error": 0.125,
+    "perplexity_error": math.exp(1.25 * LN2) * 0.25 * LN2,
 }
 
 
 def single(values: dict) -> dict:
-    return {name: array.item() for name, array in values.items()}
+    return {name: array.item() for name, array in values.items() if array.size == 1}
 
 
 def test_a_causal_pattern_written_by_hand():
@@ -190,7 +200,8 @@ def test_it_agrees_with_scipy_on_random_patterns():
 def test_one_hot_attention_is_sparsity_one():
     pattern = one_hot(torch.tensor([0, 0, 2, 1]), 4).float()
     readings = single(measured(written_pattern(pattern), "attention_sparsity"))
-    assert readings == pytest.approx({"entropy": 0, "effective_keys": 1, "top_mass": 1, "sparsity": 1})
+    exact = {"entropy": 0, "effective_keys": 1, "top_mass": 1, "sparsity": 1, "perplexity": 1, "first_key_mass": 1 / 3}
+    assert {name: readings[name] for name in exact} == pytest.approx(exact)
 
 
 def test_it_says_why_where_no_query_has_a_choice():

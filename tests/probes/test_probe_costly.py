@@ -15,7 +15,16 @@ from transformer_lens import HookedRootModule
 from transformer_lens.hook_points import HookPoint
 
 import stagelens as sl
-from kit.probe_models import PositionalToy, measured, next_token_loss, refusal, squared_loss, tokens, transformer
+from kit.probe_models import (
+    PositionalToy,
+    measured,
+    next_token_loss,
+    omissions,
+    refusal,
+    squared_loss,
+    tokens,
+    transformer,
+)
 from stagelens.experiments.batches import eval_batch
 from stagelens.experiments.config import make_config
 from stagelens.experiments.training import Training
@@ -92,7 +101,8 @@ def test_mean_ablation_is_omitted_where_there_is_one_sequence_to_take_the_mean_o
 
 def test_mean_ablation_of_a_layer_that_is_computed_once_for_all_sequences_is_nan():
     batch = torch.randn(4, 3, 2)
-    found = {name: reading.array() for name, reading in ablated(SameForAll(), batch).items()}
+    given = {name: reading for name, reading in ablated(SameForAll(), batch).items() if isinstance(reading, sl.Reading)}
+    found = {name: reading.array() for name, reading in given.items()}
     assert np.isnan(found["mean"][0]) and not np.isnan(found["zero"]).any()
     base, mean = batch + 1, batch.mean(0) + 1
     expected = (mean - batch).square().mean() - (base - batch).square().mean()
@@ -278,3 +288,62 @@ def test_without_a_loss_they_say_so(probe):
 def test_a_model_that_cannot_be_trained_has_no_gradient(probe):
     model = transformer().requires_grad_(False)
     assert "no parameter" in refusal(model, probe, tokens(), loss=next_token_loss)
+
+
+def test_errors_of_ablation_are_over_sequences():
+    model, batch = transformer().double(), tokens()
+    found = measured(model, "head_ablation", batch, loss=next_token_loss)
+    without = deepcopy(model)
+    without.blocks[0].attn.W_O.data[1] = 0
+    losses = [one(batch, return_type="loss", loss_per_token=True).mean(1).detach() for one in (without, model)]
+    change = losses[0] - losses[1]  # [sequence]
+    assert found["zero"][0, 1] == pytest.approx(change.mean().item())
+    assert found["zero_error"][0, 1] == pytest.approx(change.std().item() / len(batch) ** 0.5)
+    assert found["mean_error"].shape == (2, 3)
+
+
+def test_another_loss_has_no_errors_of_ablation():
+    _, omitted = omissions(PositionalToy(), "head_ablation", torch.randn(5, 6, 4), loss=squared_loss)
+    assert set(omitted) == {"zero_error", "mean_error"} and "loss of each sequence" in omitted["zero_error"]
+
+
+@pytest.mark.parametrize("wrap", [lambda x: x, lambda x: (x, x), lambda x: {"tokens": x}], ids=["one", "tuple", "dict"])
+def test_halves_of_the_batch_have_the_cosine_of_their_gradients(wrap):
+    model, batch = transformer().double(), tokens(7)
+
+    def loss(model, given):
+        given = given["tokens"] if isinstance(given, dict) else given[0] if isinstance(given, tuple) else given
+        return next_token_loss(model, given)
+
+    recorder = sl.Recorder(model, probes=["gradient"], batch=wrap(batch), loss=loss)
+    recorder.measure(0)
+    found = recorder.timeline["gradient/halves_cosine"][0]
+    gradients = []
+    for half in (batch[:3], batch[3:6]):  # the last sequence of an odd number counts in neither
+        model.zero_grad()
+        next_token_loss(model, half).backward()
+        gradients.append(parameters_to_vector(p.grad for p in model.parameters()))
+    assert found.sel(group="all").item() == pytest.approx(cosine_similarity(*gradients, dim=0).item())
+    assert found.sizes == {"group": recorder.timeline["gradient/norm"].sizes["group"]}
+
+
+def test_equal_halves_have_cosine_one_and_one_sequence_has_none():
+    model, batch = transformer().double(), tokens(2)
+    found = measured(model, "gradient", batch.repeat(2, 1), loss=next_token_loss)
+    np.testing.assert_allclose(found["halves_cosine"][found["norm"] > 1e-12], 1)
+    _, omitted = omissions(model, "gradient", tokens(1), loss=next_token_loss)
+    assert "two halves" in omitted["halves_cosine"]
+
+
+def test_curvature_warns_if_it_did_not_converge(monkeypatch):
+    model, batch = transformer().double(), tokens()
+    assert measured(model, "curvature", batch, loss=next_token_loss)["converged"] == 1
+    monkeypatch.setattr("stagelens_probes.curvature.MOST_PRODUCTS", 4)
+    with pytest.warns(UserWarning, match="did not converge in 4 products at step 0: .* residuals"):
+        found = measured(model, "curvature", batch, loss=next_token_loss)
+    assert found["converged"] == 0 and found["residual_largest"] > 1e-3 * found["largest"]
+
+
+def test_lanczos_has_converged_if_it_has_used_the_whole_space():
+    ends = extreme_eigenvalues(lambda v: v * torch.arange(1.0, 6.0), torch.ones(5))
+    assert ends.converged and ends.largest == pytest.approx(5, rel=1e-5)

@@ -203,5 +203,28 @@ def test_the_chance_level_is_recorded_by_layer_for_the_groups_that_name_it():
     groups = {"a": sl.Group(offsets=(0,)), "b": sl.Group(offsets=(1,)), "c": sl.Group(offsets=(2,), layers=(1,))}
     found = measured(transformer(), "head_specialization", tokens(), groups=groups)["coverage_chance"]
     np.testing.assert_allclose(found, [2 * (1 - 0.5**3) / 2, 3 * (1 - (2 / 3) ** 3) / 3])
-    lags = measured(transformer(), "head_specialization", tokens())["coverage_chance"]
+    five = measured(transformer(), "head_specialization", tokens())["coverage_chance"]  # of the groups of tokens
+    np.testing.assert_allclose(five, 5 * (1 - 0.8**3) / 3)
+    lags = measured(written_pattern(torch.rand(3, 10, 10)), "head_specialization")["coverage_chance"]
     np.testing.assert_allclose(lags, 10 * (1 - 0.9**3) / 3)
+
+
+@pytest.mark.parametrize("d", [3, 4, 8])
+def test_a_head_along_a_random_direction_rarely_leads_and_one_along_a_named_one_does(d):
+    """Keys and queries of rank one, as in linear attention at its start: 400 heads of random directions."""
+    stream = torch.Generator().manual_seed(d)
+    axes = torch.eye(d)
+    groups = {f"e{i}": sl.Group(directions=(f"e{i}",)) for i in range(d)}
+    directions = {f"e{i}": axis for i, axis in enumerate(axes)}
+
+    def leaders(vectors):
+        """Leading groups [head] of heads whose keys and queries are along `vectors` [head, d]."""
+        along = torch.randn(2, 6, len(vectors), 1, generator=stream) * vectors
+        model = Written(
+            {"blocks.0.attn.hook_k": along, "blocks.0.attn.hook_q": along, PATTERN: torch.ones(2, len(vectors), 6, 6)}
+        )
+        return measured(model, "head_specialization", groups=groups, directions=directions)["leader"][0]
+
+    random = leaders(torch.randn(400, d, generator=stream))
+    assert 0.01 < np.mean(random < d) < 0.08  # the margin leaves 5%
+    assert leaders(axes).tolist() == list(range(d))

@@ -120,10 +120,16 @@ def test_every_probe_runs_under_autocast_and_agrees_with_float32(name):
         "head_specialization/leader",
     }
     loose |= {"qk_alignment/rank", "qk_alignment/key_query", "qk_alignment/key_query_chance"}
+    # A gradient in bfloat16 is off by some percent of its norm, and so is the cosine of the gradients of two halves.
+    absolute = {"gradient/halves_cosine": 0.1}
     for reading in readings:
         if not {reading.name, reading.name.partition("/")[0]} & loose:
             np.testing.assert_allclose(
-                reading.array(), single[reading.name], rtol=0.05, atol=0.02, err_msg=reading.name
+                reading.array(),
+                single[reading.name],
+                rtol=0.05,
+                atol=absolute.get(reading.name, 0.02),
+                err_msg=reading.name,
             )
 
 

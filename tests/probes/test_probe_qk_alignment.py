@@ -228,7 +228,8 @@ def test_keys_that_are_not_finite_have_readings_that_are_nan(wrong):
     recorder = sl.Recorder(Written({K: keys, Q: queries}), probes=["qk_alignment"], batch=0)
     found = {r.name.partition("/")[2]: r.array()[0] for r in recorder.measure(0)}  # [head, ...]
     for name, values in found.items():
-        assert np.isfinite(values[0]).all() and np.isnan(values[1]).any(), name
+        if name not in ("score_top_chance", "score_rank_chance"):  # those of the layer
+            assert np.isfinite(values[0]).all() and np.isnan(values[1]).any(), name
 
 
 @pytest.mark.parametrize("d_head", [4, 16])
@@ -253,8 +254,19 @@ def test_fewer_queries_than_inputs_are_those_of_the_last_inputs(scored, n_query)
     recorder.context.queries = scored
     readings = recorder.measure(0)
     rows = [t - (8 - n_query) for t in range(8)[scored] if t >= 8 - n_query]
-    if rows:
+    if len(rows) == 1:
+        assert "one query vector" in recorder.skipped["qk_alignment"]
+    elif rows:
         expected = ratios(queries[rows])
         np.testing.assert_allclose(readings[0].values[0, 0, 1, : len(expected)], expected, atol=1e-12)
     else:
         assert f"the last {n_query} of 8 positions, and the task scores none" in recorder.skipped["qk_alignment"]
+
+
+def test_one_query_or_one_dimension_has_one_component_by_definition():
+    one_query = sl.Recorder(written(draw(8, 3), draw(1, 3, seed=1)), ["qk_alignment"], torch.zeros(1, 8))
+    one_query.measure(0)
+    assert "one query vector" in one_query.skipped["qk_alignment"] and not one_query.problems
+    numbers = sl.Recorder(written(draw(8, 1), draw(8, 1, seed=1)), ["qk_alignment"], torch.zeros(1, 8))
+    numbers.measure(0)
+    assert "single numbers" in numbers.skipped["qk_alignment"] and not numbers.problems

@@ -8,7 +8,7 @@ import torch
 from torch.nn.functional import kl_div
 
 import stagelens as sl
-from kit.probe_models import Written, measured, next_token_loss, refusal, squared_loss, tokens, transformer
+from kit.probe_models import Written, measured, next_token_loss, omissions, refusal, squared_loss, tokens, transformer
 from stagelens.experiments.batches import eval_batch
 from stagelens.experiments.config import as_settings, make_config
 from stagelens.host.host import make_host
@@ -134,7 +134,7 @@ def test_loss_by_position_where_the_loss_feeds_all_but_the_last_token():
         return model(batch[:, :-1]).log_softmax(-1).gather(-1, batch[:, 1:, None]).neg().mean()
 
     recorder = sl.Recorder(model, probes=["loss_by_position"], batch=batch, loss=loss)
-    overall, by_position = recorder.measure(0)
+    overall, by_position, _ = recorder.measure(0)
     assert by_position.values.shape == (9,)
     assert by_position.values.mean() == pytest.approx(overall.values.item())
 
@@ -194,7 +194,7 @@ def test_a_loss_of_the_last_positions_is_paired_with_the_last_tokens():
     assert not found and "recorded loss" in recorder.skipped["loss_by_position"]  # 7 logits, of which 6 are used
     only = lambda model, batch: next_token_loss_of(model(batch[:, 3:-1]), batch[:, 4:])  # noqa: E731
     recorder = sl.Recorder(transformer(), ["loss_by_position"], batch=tokens(), loss=only)
-    overall, by_position = recorder.measure(0)
+    overall, by_position, _ = recorder.measure(0)
     assert by_position.values.mean() == pytest.approx(overall.values.item(), rel=1e-5)
     assert by_position.coords["position"] == [3, 4, 5, 6, 7, 8]
 
@@ -292,3 +292,37 @@ def test_a_mask_without_padding_changes_nothing():
         )
         for name, values in expected.items():
             np.testing.assert_allclose(found[name], values)
+
+
+def test_the_fraction_is_that_of_the_uniform_predictor_and_errors_are_over_sequences():
+    sequences = {}
+    for name, log_q in (("model", LOGITS.log_softmax(-1)), ("uniform", torch.zeros_like(LOGITS).log_softmax(-1))):
+        sequences[name] = kl_div(log_q, REFERENCE, log_target=True, reduction="none").sum(-1).mean(1).numpy()
+    found = measured(Written({}, LOGITS), "kl_to_references", references={"f": lambda batch: REFERENCE})
+    n, (kl, uniform) = len(LOGITS), sequences.values()
+    assert found["kl_error"].item() == pytest.approx(kl.std(ddof=1) / n**0.5)
+    assert found["fraction"].item() == pytest.approx(kl.mean() / uniform.mean())
+    left = [np.delete(kl, i).mean() / np.delete(uniform, i).mean() for i in range(n)]
+    jackknife = (n - 1) / n**0.5 * np.std(left, ddof=1)
+    assert found["fraction_error"].item() == pytest.approx(jackknife, rel=0.1)
+
+
+def test_the_uniform_model_has_fraction_one_and_a_uniform_reference_none():
+    flat = torch.full_like(LOGITS, -np.log(LOGITS.shape[-1]))
+    references = {"f": lambda batch: REFERENCE, "uniform": lambda batch: flat}
+    recorder = sl.Recorder(Written({}, flat), probes=["kl_to_references"], batch=0, references=references)
+    recorder.measure(0)
+    fraction = recorder.timeline["kl_to_references/fraction"]
+    assert fraction.reference.values.tolist() == ["f"] and fraction.item() == pytest.approx(1)
+    assert recorder.timeline["kl_to_references/kl"].reference.values.tolist() == ["f", "uniform"]
+    _, omitted = omissions(Written({}, LOGITS), "kl_to_references", references={"uniform": lambda batch: flat})
+    assert "uniform" in omitted["fraction"]
+
+
+def test_loss_by_position_has_the_standard_error_over_sequences():
+    model, batch = transformer().double(), tokens()
+    losses = model(batch, return_type="loss", loss_per_token=True).detach()
+    found = measured(model, "loss_by_position", batch)
+    np.testing.assert_allclose(found["loss_error"], losses.std(0) / len(batch) ** 0.5)
+    _, omitted = omissions(model, "loss_by_position", tokens(1))
+    assert set(omitted) == {"loss_error"} and "one sequence" in omitted["loss_error"]

@@ -7,9 +7,20 @@ import pytest
 import torch
 
 import stagelens as sl
-from kit.probe_models import PositionalToy, Written, measured, omissions, refusal, squared_loss, tokens, transformer
+from kit.probe_models import (
+    PositionalToy,
+    Written,
+    lens_model,
+    measured,
+    omissions,
+    refusal,
+    squared_loss,
+    tokens,
+    transformer,
+)
 from stagelens.experiments.batches import eval_batch
 from stagelens.host.host import make_host
+from stagelens_probes.norms import product_norms
 
 
 def series(model, batch, name):
@@ -102,7 +113,8 @@ def test_a_model_whose_parameters_have_no_heads_omits_the_head_norms():
     model = PositionalToy()
     model.cfg.n_heads = 99
     given, omitted = omissions(model, "weight_norms", torch.randn(2, 6, 4))
-    assert given == {"norm"} and set(omitted) == {"head_norm"} and "row for each head" in omitted["head_norm"]
+    assert given == {"norm", "from_start"} and set(omitted) == {"head_norm", "qk_norm", "ov_norm"}
+    assert "row for each head" in omitted["head_norm"]
 
 
 def test_a_model_without_parameters_has_no_norms():
@@ -167,3 +179,84 @@ def test_norms_of_half_precision_are_summed_in_single():
     norms = measured(model, "weight_norms", tokens())["norm"]
     expected = [np.linalg.norm(p.detach().double().numpy().ravel()) for p in model.parameters()]
     np.testing.assert_allclose(norms, expected, rtol=1e-5)
+
+
+def random_change(*shape, seed):
+    return torch.randn(*shape, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
+
+
+def test_norms_of_the_products_are_those_of_the_whole_matrices_and_do_not_depend_on_the_basis():
+    model, batch = transformer().double(), tokens()
+    before = measured(model, "weight_norms", batch)
+    for layer, block in enumerate(model.blocks):
+        w = block.attn
+        for head in range(3):
+            qk, ov = w.W_Q[head] @ w.W_K[head].T, w.W_V[head] @ w.W_O[head]  # [d_model, d_model]
+            assert before["qk_norm"][layer, head] == pytest.approx(torch.linalg.matrix_norm(qk).item())
+            assert before["ov_norm"][layer, head] == pytest.approx(torch.linalg.matrix_norm(ov).item())
+    with torch.no_grad():
+        for block in model.blocks:
+            M, N = random_change(3, 4, 4, seed=0), random_change(3, 4, 4, seed=1)
+            for name, change in (("W_Q", M), ("W_K", torch.linalg.inv(M).mT), ("W_V", N)):
+                getattr(block.attn, name).copy_(getattr(block.attn, name) @ change)
+            block.attn.W_O.copy_(torch.linalg.inv(N) @ block.attn.W_O)
+    after = measured(model, "weight_norms", batch)
+    for name in ("qk_norm", "ov_norm"):
+        np.testing.assert_allclose(after[name], before[name], rtol=1e-9)
+    assert np.abs(after["head_norm"] - before["head_norm"]).max() > 0.1
+
+
+def test_heads_that_share_keys_each_have_a_product():
+    model = lens_model(n_heads=4, n_key_value_heads=2).double()
+    found = measured(model, "weight_norms", tokens())["qk_norm"]
+    w = model.blocks[1].attn
+    expected = [torch.linalg.matrix_norm(w.W_Q[head] @ w.W_K[head].T).item() for head in range(4)]
+    np.testing.assert_allclose(found[1], expected)
+
+
+@pytest.mark.parametrize("scale", [1e-15, 1e12])
+def test_products_of_tiny_and_huge_weights_have_their_norm(scale):
+    a, b = (random_change(2, 5, 3, seed=seed).float() * scale for seed in (0, 1))
+    expected = torch.linalg.matrix_norm(a.double() @ b.double().mT)
+    np.testing.assert_allclose(product_norms(a, b).double(), expected, rtol=1e-5)
+
+
+def test_a_watched_model_has_the_norms_of_its_products():
+    attention = torch.nn.MultiheadAttention(6, 2, batch_first=True)
+    layer = torch.nn.TransformerEncoderLayer(6, 2, 8, batch_first=True)
+    layer.self_attn = attention
+    found = measured(layer, "weight_norms", torch.randn(3, 5, 6))
+    q, k, _ = attention.in_proj_weight.detach().reshape(3, 2, 3, 6)  # [head, d_head, d_model] each
+    np.testing.assert_allclose(found["qk_norm"][0], torch.linalg.matrix_norm(q.mT @ k), rtol=1e-5)
+
+
+def test_matrices_in_another_layout_have_no_products():
+    _, omitted = omissions(Matrices(), "weight_norms", torch.randn(2, 6, 4))
+    assert "[head, d_model, d_head]" in omitted["qk_norm"] and omitted["qk_norm"] == omitted["ov_norm"]
+
+
+def test_the_distance_is_from_the_first_measurement_also_after_a_resume():
+    model = transformer().double()
+    recorder = sl.Recorder(model, probes=["weight_norms"], batch=tokens())
+    recorder.measure(0)
+    start = {name: p.detach().clone() for name, p in model.named_parameters()}
+    resumed = sl.Recorder(model, probes=["weight_norms"], batch=tokens())
+    resumed.load_state(recorder.state(), recorder.measurements)
+    for step in (1, 2):
+        with torch.no_grad():
+            for index, p in enumerate(model.parameters()):
+                p += (index > 0) * random_change(*p.shape, seed=step)
+        for one in (recorder, resumed):
+            one.measure(step)
+    distances = recorder.timeline["weight_norms/from_start"]
+    for name, p in model.named_parameters():
+        expected = [0, torch.linalg.vector_norm(p.detach() - start[name]).item()]
+        np.testing.assert_allclose(distances.sel(parameter=name)[[0, 2]], expected, rtol=1e-9)
+    np.testing.assert_array_equal(distances, resumed.timeline["weight_norms/from_start"])
+    assert not distances[:, 0].any() and (distances[1:, 1:] > 0).all()  # the first parameter did not move
+
+
+def test_the_start_of_a_large_model_is_not_stored(monkeypatch):
+    monkeypatch.setattr("stagelens_probes.weight_norms.MOST_STORED", 1000)
+    given, omitted = omissions(transformer(), "weight_norms", tokens())
+    assert "norm" in given and "parameters" in omitted["from_start"]
