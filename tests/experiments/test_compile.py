@@ -77,7 +77,7 @@ def test_without_a_compiler_one_line_says_so(tmp_path, monkeypatch):
     import torch._inductor.config
 
     monkeypatch.setattr(torch._inductor.config.cpp, "cxx", ("no-such-compiler",))
-    with pytest.raises(EnvironmentFault, match=r"needs a C\+\+ compiler, and there is none; install g\+\+ or clang"):
+    with pytest.raises(EnvironmentFault, match=r"needs a C\+\+ compiler, and none was found; install g\+\+ or clang"):
         run(Small, tmp_path, compile=True)
     assert not list(tmp_path.iterdir())
 

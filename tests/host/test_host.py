@@ -143,7 +143,7 @@ def test_a_plugin_given_twice_is_loaded_once(tmp_path):
     path = write(tmp_path, "given_twice")
     host = make_host([path, path, "stagelens_markov"])
     errors = {p.name: p.error for p in host.failed}
-    assert errors["given_twice"].startswith("it is loaded already") and str(path) in errors["given_twice"]
+    assert errors["given_twice"].startswith("it is already loaded") and str(path) in errors["given_twice"]
     assert "as 'markov'" in errors["stagelens_markov"]
     assert host.task("given_twice") and host.task("markov")
 
@@ -154,7 +154,7 @@ def test_a_plugin_that_hides_another_module_is_refused(tmp_path):
 
 
 def test_places_that_hold_no_plugin_are_mistakes(tmp_path):
-    with pytest.raises(UsageError, match="holds no Python module"):
+    with pytest.raises(UsageError, match="has no Python module"):
         make_host([tmp_path])
     with pytest.raises(UsageError, match="does not exist"):
         make_host([tmp_path / "nowhere"])

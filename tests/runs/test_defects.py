@@ -60,7 +60,7 @@ def test_members_of_an_old_ensemble_with_a_fused_optimizer_are_recognized(tmp_pa
     found = defects_in(tmp_path)
     assert set(found) == {one.name for one in old}
     assert all("updated the weights wrongly" in reason for reason in found.values())
-    again = "repeat it: stagelens run small/regression --preset quick --seed 1 --probes weight_norms"
+    again = "repeat it: stagelens run small/regression --preset quick --seed 1"
     assert old[1].warnings[0].endswith(again)
     assert again in old[1].summary()["warnings"][0]
     assert "updated the weights wrongly" in report_page(old[1])

@@ -138,7 +138,7 @@ def test_a_replaced_run_that_was_taken_up_again_is_not_removed(tmp_path) -> None
 def test_a_link_to_a_run_is_not_replaced(tmp_path, seeds) -> None:
     first = run(Regression, tmp_path, name="first-seed0")
     (tmp_path / "link-seed0").symlink_to("first-seed0")
-    with pytest.raises(UsageError, match=r"link-seed0 is a link to .*first-seed0; give that run's own name") as told:
+    with pytest.raises(UsageError, match=r"link-seed0 is a link to .*first-seed0; give the name of that run") as told:
         sl.run_ensemble(Regression, seeds=seeds, runs=tmp_path, name="link", device="cpu", replace=True)
     assert "\n" not in str(told.value) and (tmp_path / "link-seed0").is_symlink()
     assert sl.load(first.folder).status == "finished" and names(tmp_path) - {"link-seed1"} == {first.name, "link-seed0"}

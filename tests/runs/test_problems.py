@@ -45,7 +45,7 @@ def test_a_run_whose_plugin_raises_is_finished_and_names_the_lines(fallible, tmp
         assert problem.endswith(f"({place_of(one)})") and f"error: {problem}\n" in answer.err
         assert (place_of(one) in report) is (one != "stagelens_run_finished")  # which is called after the report
     figures = {path.name for path in (tmp_path / found["run"] / "figures").glob("*.png")}
-    assert figures == {"loss.png", "probes.png", "attention.png"}
+    assert figures == {f"{name}.png" for name in ("overview", "loss", "probes", "attention", "stages", "trajectory")}
     named = [prediction["name"] for prediction in found["predictions"]]
     assert named == ([] if "predictions()" in fails else ["level"])
 

@@ -219,5 +219,5 @@ def test_a_copy_without_its_log_is_still_a_timeline(written, tmp_path_factory):
 def test_steps_that_no_training_has_are_refused(tmp_path, steps):
     with closing(Store(tmp_path)) as store:
         store.add(*(replace(measurement(0), step=step) for step in steps))
-    with pytest.raises(EnvironmentFault, match="its steps are no rising numbers"):
+    with pytest.raises(EnvironmentFault, match="its steps are not increasing numbers"):
         read_measurements(tmp_path)

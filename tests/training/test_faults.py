@@ -107,7 +107,51 @@ def test_a_run_is_held_while_its_holder_lives_and_no_longer(victims, whole, tmp_
     assert difference(sl.load(runs / "r"), whole[0]) == ""
 
 
+SEEDS = ("run", "linear-icl", "--seeds", "2", "--set", "steps=20", "--name", "r", "--resume", "--runs")  # and a folder
+
+
+def test_seeds_trained_together_killed_in_a_step_and_resumed_are_the_same(victims, tmp_path):
+    whole, runs = tmp_path / "whole", tmp_path / "killed"
+    assert victims.call(command, [*SEEDS, whole], whole) == 0, said(whole)
+    at = KillAt("stagelens.training.stacking:Stacked.advance", 11)
+    assert victims.call(command, [*SEEDS, runs], runs, None, at) == -signal.SIGKILL
+    assert victims.call(command, [*SEEDS, runs], runs) == 0, said(runs)
+    names = sorted(path.parent.name for path in whole.glob("*/run.json"))
+    assert len(names) == 2
+    for name in names:
+        assert difference(sl.load(runs / name), sl.load(whole / name)) == ""
+        assert leavings(runs / name) == []
+
+
+def test_of_two_resumes_at_once_one_is_refused_in_one_line(victims, tmp_path):
+    words, alone, runs = [*NAMED, tmp_path / "runs", "--set", "steps=200"], tmp_path / "alone", tmp_path / "runs"
+    assert victims.call(command, [*NAMED, alone, "--set", "steps=200"], alone) == 0, said(alone)
+    at = KillAt("stagelens.experiments.training:Training.advance", 20)
+    assert victims.call(command, words, runs, None, at) == -signal.SIGKILL
+    outs = [tmp_path / "a", tmp_path / "b"]
+    processes = [victims.start(command, words, out) for out in outs]
+    codes = [victims.wait(process) for process in processes]
+    assert sorted(codes) == [0, 2], [said(out) for out in outs]
+    refused = said(outs[codes.index(2)])
+    assert is_one_line(refused) and f"is being written by process {processes[codes.index(0)]} on " in refused
+    assert difference(sl.load(runs / "r"), sl.load(alone / "r")) == ""
+
+
 # Disks and clocks
+
+
+def test_a_disk_that_is_full_at_any_change_loses_nothing_that_was_measured(victims, tmp_path):
+    """Every fifth change of a run of six steps, in turn; the run is resumed when there is room again."""
+    whole = tmp_path / "whole"
+    plan = Plan(whole)
+    assert victims.call(train, whole, plan, None, 6) == 0
+    reference, changes = sl.load(whole / "r"), plan.changes()
+    assert len(changes) > 20
+    for n in range(1, len(changes) + 1, 5):
+        runs = tmp_path / str(n)
+        victims.call(train, runs, Plan(runs, n, errno.ENOSPC), None, 6)
+        assert victims.call(train, runs, None, None, 6) == 0, changes[n - 1]
+        assert difference(sl.load(runs / "r"), reference) == "", changes[n - 1]
 
 
 @pytest.mark.parametrize(

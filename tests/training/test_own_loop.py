@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import argparse
+import json
+import math
 import os
 import signal
 import subprocess
@@ -13,9 +16,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import xarray
 
 import stagelens as sl
-from kit.own_models import next_token_loss, plain_model, tokens_like_text
+from kit.own_models import VOCAB, hugging_face, next_token_loss, plain_model, tokens_like_text
+from stagelens.training.settings import settings_of
 
 TOKENS = tokens_like_text()
 PROBES = ["attention_sparsity", "induction"]
@@ -35,8 +40,8 @@ def loop(recorder: sl.Recorder, model: Any, steps: range) -> None:
         optimizer.step()
 
 
-def recorder_of(model: Any, **options: Any) -> sl.Recorder:
-    return sl.Recorder(model, PROBES, batch=TOKENS, loss=next_token_loss, **options)
+def recorder_of(model: Any, probes: Any = PROBES, **options: Any) -> sl.Recorder:
+    return sl.Recorder(model, probes, batch=TOKENS, loss=next_token_loss, **options)
 
 
 def test_a_with_block_leaves_a_run_that_every_command_can_use(cli: Any) -> None:
@@ -73,13 +78,15 @@ def test_a_with_block_leaves_a_run_that_every_command_can_use(cli: Any) -> None:
 
 
 def test_resuming_continues_the_timeline() -> None:
+    """Also of probes that carry a state: distances from the first parameters, the gradient before, a component."""
+    probes = [*PROBES, "weight_norms", "gradient", "qk_alignment"]
     model = plain_model("scaled")
-    whole = recorder_of(plain_model("scaled"))
+    whole = recorder_of(plain_model("scaled"), probes)
     loop(whole, whole.context.model.model, range(6))
-    first = recorder_of(model, run="mine", config={"lr": 1})
+    first = recorder_of(model, probes, run="mine", config={"lr": 1})
     loop(first, model, range(3))
     first.finish()
-    again = recorder_of(model, run="mine", config={"lr": 1}, resume=True)
+    again = recorder_of(model, probes, run="mine", config={"lr": 1}, resume=True)
     loop(again, model, range(3, 6))
     run = again.finish()
     assert run is not None
@@ -87,6 +94,21 @@ def test_resuming_continues_the_timeline() -> None:
         assert list(timeline.steps) == list(range(6))
         for name in whole.timeline:
             np.testing.assert_allclose(timeline.series(name), whole.timeline.series(name), rtol=1e-6, atol=1e-9)
+    Path("runs/mine/probes/weight_norms.pt").write_bytes(b"damaged")
+    with pytest.raises(sl.StagelensError, match=r"weight_norms.pt cannot be read; restore it, or delete it"):
+        recorder_of(model, probes, run="mine", resume=True)
+
+
+def test_a_state_is_written_only_if_it_changed() -> None:
+    model = plain_model("scaled")
+    recorder = recorder_of(model, ["weight_norms", "gradient"], run="mine")
+    recorder.measure(0)
+    files = [Path("runs/mine/probes") / f"{name}.pt" for name in ("weight_norms", "gradient")]
+    for file in files:
+        file.unlink()
+    loop(recorder, model, range(1, 3))
+    assert [file.exists() for file in files] == [False, True]  # the start stays, the newest gradient does not
+    recorder.finish()
 
 
 def test_a_loop_that_raises_leaves_a_failed_run_with_its_measurements() -> None:
@@ -125,6 +147,7 @@ def test_a_killed_process_loses_no_measurement() -> None:
     run = sl.load("mine")
     assert run.status == "interrupted"
     assert list(run.timeline.steps)[: last + 1] == list(range(last + 1))
+    assert run.summary()["steps"] == run.summary()["step"] >= last
     recorder = sl.Recorder(plain_model("scaled"), ["attention_sparsity"], batch=TOKENS, run="mine", resume=True)
     recorder.measure(10**6)
     recorder.finish()
@@ -133,19 +156,159 @@ def test_a_killed_process_loses_no_measurement() -> None:
 
 def test_mistakes_are_reported_in_one_line() -> None:
     model = plain_model("scaled")
-    recorder_of(model, run="mine").finish()
+    with recorder_of(model, run="mine", config={"lr": 2, "seed": 0}) as recorder:
+        recorder.measure(0)
+    with pytest.raises(sl.StagelensError, match=r"run 'mine' has ended, so step 1 cannot be written"):
+        recorder.measure(1)
     (Path("runs") / "other").mkdir()
     (Path("runs") / "other" / "file.txt").write_text("x")
     for words, options in {
         "run 'mine' exists in runs; give resume=True": {"run": "mine"},
+        r"and lr=2 \(given 1\), seed=0 \(given None\), no width \(given 3\); resume": {
+            "run": "mine",
+            "config": {"lr": 1, "width": 3},
+            "resume": True,
+        },
         "holds other files and is not a run": {"run": "other"},
+        "run name 3: expected a plain folder name": {"run": 3},
         "belong to a run": {"config": {"lr": 1}},
         "config is a list": {"run": "new", "config": [1]},
+        "predictions has a str; expected a list of Predictions": {"run": "new", "predictions": ["x"]},
+        "predictions has a int": {"run": "new", "predictions": 3},
+        "stage_names has a str; expected a list of strs": {"run": "new", "stage_names": "one"},
+        "forward is a int; expected a function": {"run": "new", "forward": 3},
+        "unknown probe": {"run": "new", "probes": ["x"]},
     }.items():
         with pytest.raises(sl.StagelensError, match=words):
-            recorder_of(model, **options)
+            sl.Recorder(model, **{"probes": PROBES, "batch": TOKENS} | options)
+    with pytest.raises(sl.StagelensError, match="PlainTransformer cannot be called on the batch"):
+        sl.Recorder(model, PROBES, batch="text", run="new")
+    assert not Path("runs/new").exists()
+    for words, loss in {
+        r"loss returned a tensor of shape \[8, 24, 20\]": lambda model, batch: model(batch),
+        "loss returned a NoneType; it must return one number": lambda model, batch: None,
+    }.items():
+        recorder = sl.Recorder(model, PROBES, batch=TOKENS, run="new", loss=loss)  # replaces one without measurements
+        with pytest.raises(sl.StagelensError, match=words), recorder:
+            recorder.measure(0)
+    recorder = recorder_of(model, run="new")
+    with pytest.raises(sl.StagelensError, match=r"train_loss of shape \[2\] was given at step 0; give one"), recorder:
+        recorder.measure(0, train_loss=torch.zeros(2))
     held = recorder_of(model, run="busy")
     with pytest.raises(sl.StagelensError, match="busy"):
         recorder_of(model, run="busy", resume=True)
     held.finish()
     recorder_of(model, run="busy", resume=True).finish()
+
+
+def test_groups_directions_references_predictions_and_stage_names_of_a_loop(cli: Any) -> None:
+    model = plain_model("scaled")
+    uniform = torch.full((*TOKENS.shape, VOCAB), -math.log(VOCAB))
+    predictions = [
+        sl.Prediction("start", "level", 5.0, "by hand"),
+        sl.Prediction("end", "level", 1.1, "by hand"),
+        sl.Prediction("fall", "time", 20.0, "by hand"),
+        sl.Prediction("line", "curve", lambda step: 0.5 * step, "by hand", series="half"),
+    ]
+    with sl.Recorder(
+        model,
+        ["head_specialization", "kl_to_references", "qk_alignment"],
+        batch=TOKENS,
+        run="mine",
+        groups={"previous": sl.Group(offsets=(1,)), "first": sl.Group(positions=(0,))},
+        directions={"up": torch.eye(8)[0]},
+        references={"uniform": lambda batch: uniform},
+        stage_names=["the fall"],
+        predictions=predictions,
+    ) as recorder:
+        for step in range(40):
+            recorder.measure(step, loss=5.0 if step < 20 else 1.0, half=0.5 * step)
+    run = sl.load("mine")
+    assert recorder.problems == {} and run.problems == {}
+    assert list(run.timeline["head_specialization/mass"].coords["group"].values)[:2] == ["previous", "first"]
+    assert "up" in run.timeline["qk_alignment/reference"].coords["direction"]
+    assert [one.name for one in run.stages().transitions] == ["the fall"]
+    logits = model(TOKENS).log_softmax(-1)
+    expected = float((uniform.exp() * (uniform - logits)).sum(-1).mean().detach())
+    assert float(run.timeline["kl_to_references/kl"].values[0].squeeze()) == pytest.approx(expected, rel=1e-4)
+    found = {one["name"]: (one["measured"], one["error"]) for one in run.predictions}
+    assert found["start"] == (5.0, 0.0) and found["end"][0] == 1.0
+    assert found["fall"][0] == pytest.approx(20, abs=1)
+    assert found["line"][1] == 0.0
+    assert "by hand" in (run.folder / "report.html").read_text(encoding="utf-8")
+    drawn = {one.name for one in sl.load("mine").experiment.predictions()}
+    assert drawn == {"start", "end", "fall"}  # a curve is a function, which no run stores
+    answer = cli("show", "mine")
+    assert answer.code == 0 and "by hand" in answer.out
+    with pytest.raises(sl.StagelensError, match="of a user's own loop"):
+        run.model_at(3)
+
+
+def test_a_timeline_in_memory_becomes_a_run(cli: Any) -> None:
+    model = plain_model("scaled")
+    recorder = recorder_of(model)
+    with pytest.raises(sl.StagelensError, match="no measurements"):
+        recorder.timeline.save("mine")
+    loop(recorder, model, range(8))
+    level = sl.Prediction("chance", "level", 3.0, "log 20")
+    run = recorder.timeline.save("mine", config={"lr": 0.01}, predictions=[level])
+    assert (run.status, run.manifest.config, run.manifest.metric) == ("finished", {"lr": 0.01}, "loss")
+    assert run.manifest.probes == PROBES
+    assert (run.folder / "report.html").exists()
+    for name in recorder.timeline:
+        xarray.testing.assert_identical(sl.load("mine").timeline[name], recorder.timeline[name])
+    for words in (["show", "mine"], ["stages", "mine"], ["compare", "mine", "mine"], ["runs"], ["export", "mine"]):
+        answer = cli(*words)
+        assert answer.code == 0, (words, answer.err)
+    with pytest.raises(sl.StagelensError, match="exists in runs"):
+        recorder.timeline.save("mine")
+    with pytest.raises(TypeError):
+        recorder.timeline.save("other", colour="red")
+    assert not Path("runs/other").exists()
+
+
+def test_settings_are_stored_as_people_have_them() -> None:
+    @dataclass
+    class Inner:
+        path: Any
+        rate: float = math.inf
+
+    given = {
+        "dtype": torch.float32,
+        "device": torch.device("cpu"),
+        "act": torch.nn.functional.gelu,
+        "kind": torch.nn.GELU,
+        "inner": Inner(Path("data")),
+        "small": torch.arange(3),
+        "large": np.zeros((100, 100)),
+        "huge": 2**70,
+        1: {2, 3},
+        "none": None,
+    }
+    given["itself"] = given
+    found = settings_of(given)
+    inside = found.pop("itself")
+    assert inside["dtype"] == "torch.float32"
+    assert found == {
+        "dtype": "torch.float32",
+        "device": "cpu",
+        "act": "gelu",
+        "kind": "GELU",
+        "inner": {"path": "data", "rate": None},
+        "small": [0, 1, 2],
+        "large": "ndarray [100, 100]",
+        "huge": str(2**70),
+        "1": [2, 3],
+        "none": None,
+    }
+    from stagelens.models import build_transformer  # this file also runs with TransformerLens 4
+
+    transformer = build_transformer(n_layers=1, n_heads=2, d_model=8, n_ctx=8, d_vocab=5, seed=0)
+    for config in (transformer.cfg, transformer.cfg.to_dict(), hugging_face("gpt2").config, argparse.Namespace(lr=1)):
+        assert json.loads(json.dumps(settings_of(config), allow_nan=False))
+    with pytest.raises(sl.StagelensError, match=r"token .*, and the model's vocabulary has 5 tokens"):
+        sl.Recorder(transformer, batch=TOKENS, run="new")
+    assert not Path("runs").exists()
+    for wrong in ([1], "text", 3, Inner):
+        with pytest.raises(sl.StagelensError, match="expected a mapping"):
+            settings_of(wrong)

@@ -156,7 +156,9 @@ def test_a_run_is_resumed_only_as_what_it_is(tmp_path):
         run(Regression, tmp_path, name="mine", seed=5, resume=True)
     with pytest.raises(UsageError, match="small/regression"):
         run(Repeats, tmp_path, name="mine", resume=True)
-    with pytest.raises(UsageError, match="has the probes weight_norms; resume it without --probes"):
+    with pytest.raises(
+        UsageError, match=r"has the probes attention_sparsity,.*,weight_norms,conserved; resume it without --probes"
+    ):
         run(Regression, tmp_path, name="mine", seed=4, probes=["attention_sparsity"], resume=True)
 
 

@@ -100,7 +100,7 @@ def test_a_folder_of_other_things_is_not_written_into(tmp_path):
     (tmp_path / "thesis").mkdir()
     (tmp_path / "thesis" / "chapter.tex").write_text("mine")
     for resume in (False, True):
-        with pytest.raises(UsageError, match="holds other files and is not a run"):
+        with pytest.raises(UsageError, match="has other files and is not a run"):
             run(Regression, tmp_path, name="thesis", resume=resume)
     assert everything_in(tmp_path / "thesis") == ["chapter.tex"]
 
@@ -115,7 +115,7 @@ def test_a_run_that_lost_its_manifest_is_not_taken_for_a_new_one(tmp_path):
 def test_a_file_in_place_of_the_runs_folder_is_the_machines_fault(tmp_path):
     (tmp_path / "runs").write_text("")
     for resume in (False, True):
-        with pytest.raises(EnvironmentFault, match=r"cannot make .*give another folder with --runs"):
+        with pytest.raises(EnvironmentFault, match=r"cannot make .*give another directory with --runs"):
             run(Regression, tmp_path / "runs", resume=resume)
 
 

@@ -1,4 +1,4 @@
-"""Batches: the data of a step as a function of (seed, step) alone."""
+"""Batches: the data of a training step, a function of (seed, step) alone."""
 
 from __future__ import annotations
 
@@ -12,11 +12,12 @@ import torch
 from torch import Tensor
 
 from stagelens.base import UsageError, generator
-from stagelens.experiments.task import Batch, Task
+from stagelens.experiments.groups import Batch
+from stagelens.experiments.task import Task
 
 
 def map_leaves(function: Callable[[Any], Any], batch: Batch) -> Batch:
-    """`batch` with `function` applied to what its mappings, lists, tuples and dataclasses hold."""
+    """Returns `batch` with `function` applied to every leaf of its mappings, lists, tuples and dataclasses."""
     if isinstance(batch, dict):
         return {key: map_leaves(function, value) for key, value in batch.items()}
     if isinstance(batch, tuple | list):
@@ -36,19 +37,19 @@ def map_leaves(function: Callable[[Any], Any], batch: Batch) -> Batch:
 
 
 def map_tensors(function: Callable[[Tensor], Tensor], batch: Batch) -> Batch:
-    """`batch` with `function` applied to each of its tensors."""
+    """Returns `batch` with `function` applied to each of its tensors."""
     return map_leaves(lambda leaf: function(leaf) if isinstance(leaf, Tensor) else leaf, batch)
 
 
 def move(batch: Batch, device: torch.device | str) -> Batch:
-    """`batch` on `device`."""
+    """Returns `batch` on `device`."""
     return map_tensors(lambda tensor: tensor.to(device), batch)
 
 
 def own(batch: Batch, device: torch.device | str | None = None) -> Batch:
-    """A copy of `batch`, on `device` if one is given. Later changes of `batch` in place do not reach the copy.
+    """Returns a copy of `batch`, on `device` if one is given. Changing `batch` in place does not change the copy.
 
-    Tensors and numpy arrays are copied, without a tensor's graph. Other objects are shared.
+    Tensors (without their graph) and numpy arrays are copied. Other objects are shared.
     """
 
     def copied(leaf: Any) -> Any:
@@ -77,7 +78,7 @@ class Batches:
             self._set = own(task.sample_train(config.train_size, generator(task.seed, "train")), device)
 
     def __call__(self, step: int) -> Batch:
-        """The batch of `step`."""
+        """Returns the batch of `step`."""
         config = self._task.config
         if self._set is None:
             return move(
@@ -89,7 +90,7 @@ class Batches:
         return map_tensors(lambda tensor: tensor[chosen], self._set)
 
     def _order(self, number: int) -> Tensor:
-        """The order of the sequences in pass `number`."""
+        """Returns the order of the sequences in pass `number`, [sequence]."""
         if self._pass is None or self._pass[0] != number:
             order = torch.randperm(self._task.config.train_size, generator=generator(self._task.seed, "order", number))
             self._pass = (number, order.to(self._device))
@@ -114,5 +115,5 @@ class FixedBatch:
 
 
 def eval_batch(task: Task, device: torch.device | str = "cpu") -> Any:
-    """The fixed batch on which a run is evaluated and probed."""
+    """Returns the fixed batch on which a run is evaluated and probed."""
     return move(task.sample(task.config.eval_size, generator(task.seed, "eval")), device)

@@ -1,8 +1,9 @@
-"""Configs: validated, frozen, and set from presets and `key=value` pairs."""
+"""Configs: validated and frozen; made from presets and `key=value` pairs."""
 
 from __future__ import annotations
 
 import json
+import operator
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Literal, TypeVar
 
@@ -10,20 +11,20 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 
 from stagelens.base import UsageError, unknown
 
-MOST = 10**9  # of anything that a config counts: more than a machine holds, and far from where integers overflow
-MOST_POINTS = 10**6  # that a flow is recorded at
-SHORTEST = 1e-100  # time of a flow; in less, LSODA goes round in circles
+MOST = 10**9  # the largest integer in a config: more than fits into memory, and far from an integer overflow
+MOST_POINTS = 10**6  # at which a flow is recorded
+SHORTEST = 1e-100  # time of a flow; with less, LSODA does not terminate
 
 
 class Config(BaseModel):
-    """Base of all configs: frozen, unknown keys are refused, and whole numbers are at most `MOST`."""
+    """Base of all configs. They are frozen, refuse unknown keys, and their integers are at most `MOST`."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     def derive(self, **defaults: Callable[[], Any]) -> None:
-        """Sets defaults that follow from other keys. A key that was given keeps its value.
+        """Sets defaults that depend on other keys. A key that was given keeps its value.
 
-        To be called in a validator of the whole config, which is the last moment before it is frozen:
+        Call it in a validator of the whole config, before the config is frozen:
 
             lr: float = Field(0.0, description="learning rate; unless given, 1 / width")
 
@@ -39,51 +40,61 @@ class Config(BaseModel):
     @field_validator("*")
     @classmethod
     def _countable(cls, value: Any) -> Any:
-        if any(abs(number) > MOST for number in _whole_numbers(value)):
-            raise ValueError(f"whole numbers should be at most {MOST:,}")
+        if any(abs(number) > MOST for number in _integers(value)):
+            raise ValueError(f"integers should be at most {MOST:,}")
         return value
 
 
-def _whole_numbers(value: Any) -> Iterator[int]:
-    """The whole numbers in a value, or in a list of them, or in a list of lists."""
+def config_defaults(config: Config) -> dict[str, Any]:
+    """Returns the default of each key of a config that has one, as JSON values."""
+    return type(config).model_construct().model_dump(mode="json", warnings=False)
+
+
+def _integers(value: Any) -> Iterator[int]:
+    """Yields the integers in a value, in a list, or in nested lists."""
     if isinstance(value, int):
         yield value
     elif isinstance(value, list | tuple):
         for item in value:
-            yield from _whole_numbers(item)
+            yield from _integers(item)
 
 
-def _at_least(bound: float) -> Callable[[float], float]:
-    def check(value: float) -> float:
-        if value < bound:
-            raise ValueError(f"it should be at least {bound}")
+class Bound:
+    """A validator of numbers: `value` holds on one side of a bound. It states its bound, for help texts."""
+
+    def __init__(self, sign: str, words: str, bound: float, holds: Callable[[float, float], bool]) -> None:
+        self.text = f"{sign} {bound}"
+        self.message = f"it should be {words} {bound:,}"
+        self.bound, self.holds = bound, holds
+
+    def __call__(self, value: float) -> float:
+        if not self.holds(value, self.bound):
+            raise ValueError(self.message)
         return value
 
-    return check
+
+def _at_least(bound: float) -> Bound:
+    return Bound("≥", "at least", bound, operator.ge)
 
 
-def _at_most(bound: float) -> Callable[[float], float]:
-    def check(value: float) -> float:
-        if value > bound:
-            raise ValueError(f"it should be at most {bound:,}")
-        return value
-
-    return check
+def _at_most(bound: float) -> Bound:
+    return Bound("≤", "at most", bound, operator.le)
 
 
-def _above(bound: float) -> Callable[[float], float]:
-    def check(value: float) -> float:
-        if value <= bound:
-            raise ValueError(f"it should be above {bound}")
-        return value
+def _above(bound: float) -> Bound:
+    return Bound(">", "above", bound, operator.gt)
 
-    return check
+
+def stated_bounds(kind: type[BaseModel], key: str) -> list[str]:
+    """Returns the bounds of `key` that validators of a config state, such as `≥ 1`."""
+    validators = kind.__pydantic_decorators__.field_validators.values()
+    return [one.func.text for one in validators if key in one.info.fields and isinstance(one.func, Bound)]
 
 
 class TaskConfig(Config):
-    """What every trained task has. `train_size` 0 means fresh data at every step.
+    """The config keys of every trained task.
 
-    The bounds are validators, which hold also where a task's own config gives a key another default.
+    The bounds are validators, so they also apply if the config of a task gives a key another default.
     """
 
     steps: int = Field(1000, description="training steps")
@@ -99,7 +110,7 @@ class TaskConfig(Config):
 
 
 class FlowConfig(Config):
-    """What every flow has."""
+    """The config keys of every flow."""
 
     time: float = Field(100.0, description="end of the integration")
     points: int = Field(400, description="times at which the flow is recorded")
@@ -120,7 +131,7 @@ C = TypeVar("C", bound=Config)
 
 
 def make_config(kind: type[C], presets: Mapping[str, Mapping[str, Any]], preset: str, given: Sequence[str]) -> C:
-    """The config of a preset, with `given` settings (`key=value`, nested keys with dots) laid over it."""
+    """Returns the config of a preset, changed by the settings `given`: `key=value`, with dots in nested keys."""
     if preset not in presets:
         raise unknown("preset", preset, presets)
     values: dict[str, Any] = json.loads(json.dumps(presets[preset]))
@@ -133,17 +144,17 @@ def make_config(kind: type[C], presets: Mapping[str, Mapping[str, Any]], preset:
 
 
 def text_of(value: Any) -> str:
-    """A value as `--set` takes it."""
+    """Returns a value as the text that `--set` takes."""
     return value if isinstance(value, str) else json.dumps(value, default=str)
 
 
 def as_settings(given: Sequence[str] | Mapping[str, Any]) -> list[str]:
-    """Settings as `key=value` texts, from such texts or from a mapping."""
+    """Returns settings as `key=value` texts, from such texts or from a mapping."""
     return [f"{key}={text_of(value)}" for key, value in given.items()] if isinstance(given, Mapping) else list(given)
 
 
 def validate(kind: type[C], values: Mapping[str, Any]) -> C:
-    """`values` as a config of `kind`; the first thing that is wrong with them becomes a one-line error."""
+    """Returns `values` as a config of `kind`. The first mistake in them raises an error of one line."""
     try:
         return kind.model_validate(values)
     except ValidationError as error:
@@ -155,37 +166,37 @@ def validate(kind: type[C], values: Mapping[str, Any]) -> C:
 
 
 def first_error(error: ValidationError) -> tuple[str, str, str]:
-    """Returns where pydantic found the first mistake (a key with dots), what was given there, and what is wrong."""
+    """Returns the key (with dots) of the first mistake that pydantic found, the given value, and what is wrong."""
     first = error.errors()[0]
     message = first["msg"].removeprefix("Value error, ")
     return ".".join(map(str, first["loc"])), _short(first["input"]), message[:1].lower() + message[1:]
 
 
 def _put(values: dict[str, Any], kind: type[BaseModel], key: str, text: str) -> None:
-    """Writes `text`, read as the type of the field `key`, into the nested `values`."""
+    """Parses `text` as the type of the field `key`, and stores it in the nested `values`."""
     *parents, leaf = key.split(".")
     model: Any = kind
     for parent in parents:
-        field = model.model_fields.get(parent) if _is_model(model) else None
+        field = model.model_fields.get(parent) if is_model(model) else None
         if field is None:
             raise unknown("config key", key, _known_keys(kind, key))
         model = field.annotation
         default = field.get_default(call_default_factory=True)
         inside = values.setdefault(parent, default.model_dump(mode="json") if isinstance(default, BaseModel) else {})
-        values = inside if isinstance(inside, dict) else {}  # else validation tells what is wrong with `parent`
-    if not _is_model(model) or leaf not in model.model_fields:
+        values = inside if isinstance(inside, dict) else {}  # else validation reports what is wrong with `parent`
+    if not is_model(model) or leaf not in model.model_fields:
         raise unknown("config key", key, _known_keys(kind, key))
     values[leaf] = _read(text, model.model_fields[leaf].annotation)
 
 
 def _read(text: str, annotation: Any) -> Any:
-    """`text` as JSON, as a comma-separated list, as it is, or as a list of one, whichever fits the annotation first."""
+    """Returns `text` as JSON, as a comma-separated list, unchanged or in a list: the first that fits the annotation."""
     from pydantic import TypeAdapter
 
     readings: list[Any] = []
     try:
         readings.append(json.loads(text))
-    except (ValueError, RecursionError):  # no JSON, or brackets without end
+    except (ValueError, RecursionError):  # not JSON, or nested too deeply
         if "," in text:
             readings.append([_read(part.strip(), float | str) for part in text.split(",")])
     readings += [text, [readings[0]] if readings else [text]]  # one value for a list of values
@@ -195,20 +206,21 @@ def _read(text: str, annotation: Any) -> Any:
         except ValidationError:
             continue
         return reading
-    return readings[0]  # none fits: the config's own validation says what is wrong with it
+    return readings[0]  # none fits: validation of the config reports what is wrong
 
 
-def _is_model(annotation: Any) -> bool:
+def is_model(annotation: Any) -> bool:
+    """Returns True if `annotation` is a pydantic model, whose keys are nested."""
     return isinstance(annotation, type) and issubclass(annotation, BaseModel)
 
 
 def _known_keys(kind: type[BaseModel], key: str) -> list[str]:
-    """The keys at the level of `key`, written as the user would."""
+    """Returns the keys at the level of `key`, as a user writes them."""
     prefix = ""
     model: Any = kind
     for parent in key.split(".")[:-1]:
         field = model.model_fields.get(parent)
-        if field is None or not _is_model(field.annotation):
+        if field is None or not is_model(field.annotation):
             break
         model, prefix = field.annotation, f"{prefix}{parent}."
     return [prefix + name for name in model.model_fields]

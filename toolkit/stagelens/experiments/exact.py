@@ -1,4 +1,4 @@
-"""The exact loss of a model that somebody hooks into."""
+"""The exact loss of a model with hooks."""
 
 from __future__ import annotations
 

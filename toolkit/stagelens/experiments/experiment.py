@@ -1,4 +1,4 @@
-"""What a task and a flow have in common: an id, a config with presets, and what theory says about it."""
+"""The base of tasks and flows: an id, a config with presets, and the predictions of theory."""
 
 from __future__ import annotations
 
@@ -17,38 +17,41 @@ if TYPE_CHECKING:
 
 
 class Experiment(ABC):
-    """Something that can be run under an id. `Task` trains a model, `Flow` integrates differential equations."""
+    """What `stagelens run ID` runs. `Task` trains a model, `Flow` integrates differential equations."""
 
     id: ClassVar[str]
     title: ClassVar[str] = ""
     Config: ClassVar[type[Config]]
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {"quick": {}, "paper": {}}
-    metric: ClassVar[str] = "loss"  # the series whose stages a run reports
+    metric: ClassVar[str] = "loss"  # the series whose stages are reported
+    unpredicted: ClassVar[str] = ""  # why there are no `predictions()`, in one sentence
+    # How the stages of a run are detected, and what the task expects: axis, min_drop, strength, transitions, levels.
+    stages: ClassVar[Mapping[str, Any]] = {}
 
     def __init__(self, config: Any, seed: int = 0) -> None:
         self.config = config
         self.seed = seed
 
     def predictions(self) -> Sequence[Prediction]:
-        """What theory says about this run: levels, curves and times."""
+        """Returns what theory predicts about this run: levels, curves and times."""
         return ()
 
     @cached_property
     def predicted(self) -> Sequence[Prediction]:
-        """`predictions()`, computed once: some integrate a flow."""
+        """`predictions()`, computed once, because some of them integrate a flow."""
         return self.predictions()
 
     def stage_names(self) -> Sequence[str]:
-        """Names of the transitions of `metric`, in the order theory expects them.
+        """Returns the names of the transitions of `metric`, in the order that theory expects.
 
-        Where `predictions` has the levels between them, one more than names, a transition is named by where it leads.
+        If `predictions` has the levels between them, one more than names, a transition is named by the level after it.
         """
         return ()
 
     def features(self) -> Mapping[str, float]:
-        """Named combinations of the config that theory expects laws in: `sweep --fit NAME` takes them beside keys."""
+        """Returns named combinations of config keys in which theory expects power laws, for `sweep --fit NAME`."""
         return {}
 
     def figures(self, run: Run) -> Mapping[str, Figure]:  # noqa: ARG002
-        """Further figures of a finished run, by file name, beside those that every run gets."""
+        """Returns figures of a finished run by file name, in addition to those that every run gets."""
         return {}

@@ -1,18 +1,17 @@
-"""Whether losses stay finite, without a look at each."""
+"""Finds the first loss that is not finite, without waiting for the device at every step."""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
 
-MANY = 100  # losses that wait to be looked at
+MANY = 100  # losses that are checked together
 
 
 class FirstBad:
-    """The first step at which a loss was nan or infinite, -1 if none was: of one training [], of stacked ones [seed].
+    """The first step at which a loss was nan or infinite; -1 if none was. One training: []; vectorized seeds: [seed].
 
-    A step leaves its loss here, and many are looked at together: that costs a step nothing, and the device is not
-    waited for.
+    Losses are stored at each step and checked many at a time, so that no step waits for the device.
     """
 
     def __init__(self, shape: tuple[int, ...] = (), device: torch.device | str = "cpu") -> None:
@@ -25,7 +24,7 @@ class FirstBad:
             self.look()
 
     def look(self) -> Tensor:
-        """Looks at what was noted since the last time; the first bad step by now."""
+        """Checks the losses since the last call. Returns the first bad step so far."""
         if self._unseen:
             steps = torch.tensor([step for step, _ in self._unseen], device=self.step.device)
             bad = ~torch.stack([loss for _, loss in self._unseen]).isfinite()  # [step, ...]

@@ -1,11 +1,11 @@
-"""The flow: a task given by differential equations, integrated instead of trained."""
+"""The flow: a task given by differential equations, which are integrated."""
 
 from __future__ import annotations
 
 import warnings
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 import numpy as np
@@ -22,13 +22,13 @@ State = Mapping[str, Floats]
 
 
 def quiet() -> np.errstate:
-    """No warnings of numpy, where what is not finite is looked for."""
+    """Turns off numpy's warnings, for code that checks for numbers that are not finite."""
     return np.errstate(over="ignore", invalid="ignore", divide="ignore")
 
 
 @dataclass(frozen=True)
 class Event:
-    """Something that happens when `function(time, state)` crosses zero; a `terminal` one ends the integration.
+    """A zero crossing of `function(time, state)`. A `terminal` event ends the integration.
 
     `direction` 1 counts only crossings from below, -1 only those from above, 0 both.
     """
@@ -40,24 +40,32 @@ class Event:
 
 
 class Flow(Experiment):
-    """Named state, derivative, observables and stopping events."""
+    """A differential equation: its initial state, derivative, observables and events."""
 
     Config: ClassVar[type[Config]] = FlowConfig
     happened: Mapping[str, float] = {}  # first time of each event; set before `times` and `observables` are called
 
     @abstractmethod
     def initial(self) -> State:
-        """The state at time 0; its randomness comes from `self.seed`."""
+        """Returns the state at time 0; its randomness depends on `self.seed`."""
 
     @abstractmethod
     def derivative(self, time: float, state: State) -> State:
-        """d state / d time, of the same names and shapes."""
+        """Returns d state / d time, with the names and shapes of the state."""
 
     @abstractmethod
     def observables(self, time: float, state: State) -> Iterable[Reading]:
-        """What is recorded of the state."""
+        """Returns the readings of the state that are recorded."""
+
+    def series(self, states: State) -> Iterable[Reading]:  # noqa: ARG002
+        """What is recorded of all states at once: `states` and the readings have a first dimension, `time`.
+
+        Override it for readings that are much cheaper to compute together than one by one.
+        """
+        return ()
 
     def events(self) -> Sequence[Event]:
+        """Returns the events to find, such as the end of a plateau."""
         return ()
 
     def times(self) -> Floats:
@@ -68,7 +76,7 @@ class Flow(Experiment):
 
 @dataclass(frozen=True)
 class Trajectory:
-    """A solved flow: what was recorded, when each event first happened, and why it ended early if it failed."""
+    """A solved flow: what was recorded, the first time of each event, and the error if it ended early."""
 
     measurements: list[Measurement]
     readings: list[list[Reading]]  # of each measurement
@@ -91,15 +99,11 @@ def integrate(flow: Flow, progress: Callable[[float], None] | None = None) -> Tr
     def derivative(time: float, flat: Floats) -> Floats:
         if progress is not None:
             progress(time)
-        with quiet():  # looked for below
+        with quiet():  # checked below
             rate = pack_state(flow.derivative(time, unpack_state(flat)))
         if not np.isfinite(rate).all():
             raise Diverged(f"the derivative is not finite at time {time:.6g}")
         return rate
-
-    def observe(time: float, flat: Floats) -> list[Reading]:
-        with quiet():
-            return list(flow.observables(time, unpack_state(flat)))
 
     events = list(flow.events())
     try:
@@ -116,7 +120,7 @@ def integrate(flow: Flow, progress: Callable[[float], None] | None = None) -> Tr
                 events=[scipy_event(event, unpack_state) for event in events] or None,
             )
     except Diverged as error:  # in the first step
-        readings = [observe(0.0, pack_state(initial))]
+        readings = _observed(flow, [0.0], [initial])
         return Trajectory([pack(0.0, readings[0])], readings, {}, str(error))
     end = float(solution.t[-1])
     happened = {e.name: float(t[0]) for e, t in zip(events, solution.t_events or [], strict=False) if len(t)}
@@ -124,15 +128,28 @@ def integrate(flow: Flow, progress: Callable[[float], None] | None = None) -> Tr
     times = flow.times()
     times = np.append(times[times < end], end)
     states = [solution.sol(t) if end > 0 else solution.y[:, 0] for t in times]
-    readings = [observe(float(t), x) for t, x in zip(times, states, strict=True)]
-    measurements = [pack(float(t), found) for t, found in zip(times, readings, strict=True)]
+    readings = _observed(flow, times.tolist(), [unpack_state(state) for state in states])
+    columns = {column.name: column for column in pack(end, readings[-1]).layout}  # found once, not at every time
+    measurements = [pack(float(t), found, columns) for t, found in zip(times, readings, strict=True)]
     reason = "" if solution.success else f"{solution.message}; the solution is kept up to time {end:.6g}"
     return Trajectory(measurements, readings, happened, reason)
 
 
+def _observed(flow: Flow, times: Sequence[float], states: Sequence[State]) -> list[list[Reading]]:
+    """Returns the readings at each time: the observables of its state, and its part of each series."""
+    with quiet():
+        readings = [list(flow.observables(time, state)) for time, state in zip(times, states, strict=True)]
+        for form in flow.series({name: np.stack([state[name] for state in states]) for name in states[0]}):
+            for found, values in zip(readings, form.array(), strict=True):
+                found.append(replace(form, values=values, dims=form.dims[1:]))
+    return readings
+
+
 def _stopping(method: str) -> Any:
-    """scipy's solver called `method`, which fails where the derivative diverges instead of raising: then scipy
-    gives back the solution up to there."""
+    """Returns scipy's solver `method`, changed to fail instead of raising if the derivative diverges.
+
+    scipy then returns the solution up to that time.
+    """
     import scipy.integrate
 
     class Stopping(getattr(scipy.integrate, method)):  # type: ignore[misc]
@@ -147,7 +164,7 @@ def _stopping(method: str) -> Any:
 
 
 def _packing(state: State) -> tuple[Callable[[State], Floats], Callable[[Floats], dict[str, Floats]]]:
-    """Functions from a named state to one flat vector and back."""
+    """Returns two functions: from a named state to one flat vector [variable], and back."""
     shapes = {name: np.shape(value) for name, value in state.items()}
     ends = np.cumsum([0, *(int(np.prod(shape)) for shape in shapes.values())]).tolist()
     places = [(name, slice(*ends[i : i + 2]), shape) for i, (name, shape) in enumerate(shapes.items())]
@@ -164,7 +181,7 @@ def _packing(state: State) -> tuple[Callable[[State], Floats], Callable[[Floats]
 
 
 def scipy_event(event: Event, unpack_state: Callable[[Floats], Any] = np.asarray) -> Callable[[float, Floats], float]:
-    """Returns the function of (time, flat state [variable]) that scipy looks for zeros of.
+    """Returns the function of (time, flat state [variable]) whose zeros scipy finds.
 
     `unpack_state` turns the flat state into what `event.function` gets.
     """

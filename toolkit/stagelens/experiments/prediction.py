@@ -1,4 +1,4 @@
-"""Predictions: what theory says about a run, and how far the run agrees."""
+"""Predictions of theory about a run, and how well they agree with what was measured."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from stagelens.timelines import curve_name
+
 if TYPE_CHECKING:
     from stagelens.stages import Stages
     from stagelens.timelines import Timeline
@@ -16,7 +18,7 @@ if TYPE_CHECKING:
 Floats = NDArray[np.float64]
 Measure = Callable[["Timeline"], float | None]
 Detect = Callable[[Any, Any], "Stages"]  # (steps, values) -> stages
-Found = tuple[float | None, str, str]  # the measured number, what it is, and why there is none
+Found = tuple[float | None, str, str]  # the measured number, what it is, and why it is missing
 
 NOT_REACHED = "not reached"
 NO_PLATEAU = "passed without a plateau"
@@ -24,14 +26,14 @@ NO_PLATEAU = "passed without a plateau"
 
 @dataclass(frozen=True)
 class Prediction:
-    """One statement of theory about one series.
+    """One prediction about one series.
 
-    kind `level`: `expected` is a value that the series rests at; by default it is compared with a plateau.
+    kind `level`: `expected` is the value of a plateau of the series; by default it is compared with a plateau.
     kind `time`: `expected` is the step of an event; by default it is compared with a transition. Plateaus and
     transitions are matched one to one with the predictions of one series, so that none is used twice. A time after
     the last step, and a level far beyond the range of the series, are not reached, whatever the nearest stage is.
-    kind `curve`: `expected` is a function of the steps; it is compared over `window`, where it was measured.
-    `place` picks one number a step of a series with dims, by coordinate: `{"head": 2}`.
+    kind `curve`: `expected` is a function of the steps; it is compared at the measured steps within `window`.
+    `series` may name one element, `PROBE/READING[layer=0,head=2]`; `place` selects it by coordinate: `{"head": 2}`.
     `event` replaces the default comparison of a time: it names the event of the flow that the time is compared with.
     `measure` replaces it too: it takes the timeline and returns the measured number, or None. `compared_with` then
     says in words what that number is.
@@ -51,9 +53,9 @@ class Prediction:
 
 @dataclass(frozen=True)
 class Score:
-    """A prediction beside what was measured. `error` is relative; None: nothing was measured to compare with.
+    """A prediction and what was measured. `error` is relative; it is None if nothing was measured.
 
-    `compared_with` says what `measured` is, `note` why there is no such number.
+    `compared_with` says what `measured` is; `note` says why it is missing.
     """
 
     name: str
@@ -98,11 +100,10 @@ def score(
 
 
 def nearest_pairs(expected: Sequence[float], measured: Sequence[float]) -> list[int | None]:
-    """For each expected number the index of its measured one, or None. No measured number is used twice.
+    """Returns for each expected number the index of its measured one, or None. No measured number is used twice.
 
-    A measured number can only belong to the expected number that is nearest to it. Where several belong to one
-    expected number, the nearest of them is taken. So pairs keep their order, and a number that was not reached gets
-    none: what is measured lies nearer to another.
+    A measured number can only belong to the nearest expected number. If several belong to one expected number, the
+    nearest of them is used. So pairs keep their order, and an expected number that was not reached has no pair.
     """
     distances = np.abs(np.subtract.outer(np.asarray(expected, dtype=float), np.asarray(measured, dtype=float)))
     if not distances.size:
@@ -116,7 +117,7 @@ def nearest_pairs(expected: Sequence[float], measured: Sequence[float]) -> list[
 
 
 def too_late(predictions: Sequence[Prediction], end: float, key: str = "steps") -> list[str]:
-    """One warning if theory expects times after the end of the run; else none. `key`: the config key of that end."""
+    """Returns one warning if theory expects times after the end of the run. `key` is the config key of that end."""
     times = {p.name: float(p.expected) for p in predictions if p.kind == "time" and not callable(p.expected)}
     late = {name: when for name, when in times.items() if when > end}
     if not late:
@@ -148,7 +149,7 @@ def _matched(predictions: Sequence[Prediction], timeline: Timeline, detect: Dete
         alike.setdefault((prediction.kind, prediction.series, *prediction.place.items()), []).append(i)
     result: list[Found] = [(None, "", "")] * len(predictions)
     for (kind, series, *_), members in alike.items():
-        if series not in timeline:
+        if curve_name(series, timeline).series not in timeline:
             found: list[Found] = [(None, "", f"{series} was not recorded")] * len(members)
         else:
             steps, values = timeline.scalar(series, predictions[members[0]].place)
@@ -190,10 +191,10 @@ def _out_of_range(level: float, expected: Sequence[float], values: Floats) -> bo
 
 
 def _score_curve(prediction: Prediction, timeline: Timeline) -> Score:
-    """The largest distance between curve and series over the window, relative to the curve's range there."""
+    """Scores the largest distance between curve and series in the window, relative to the curve's range there."""
     assert callable(prediction.expected)
     label = (prediction.name, "curve", prediction.series)
-    if prediction.series not in timeline:
+    if curve_name(prediction.series, timeline).series not in timeline:
         note = f"{prediction.series} was not recorded"
         return Score(*label, None, None, None, prediction.reference, note=note)
     steps, values = timeline.scalar(prediction.series, prediction.place)

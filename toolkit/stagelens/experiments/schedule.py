@@ -1,4 +1,4 @@
-"""When to measure, as a value."""
+"""Schedules: the steps at which a run is measured."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ import numpy as np
 
 @dataclass(frozen=True)
 class Schedule:
-    """`log` steps spaced evenly in log time, `even` steps spaced evenly, and more of them where the loss moves.
+    """`log` steps evenly spaced in log time, `even` steps evenly spaced, and more of them while the loss changes.
 
-    Where the loss is about to change by more than `sensitivity` of its range so far before the next planned step,
-    the gap to it is cut into `refine` parts. The decision uses measured losses only, so a resumed run takes it again.
+    If the loss is expected to change by more than `sensitivity` of its range before the next planned step, the gap is
+    divided into `refine` parts. The rule uses measured losses only, so a resumed run measures at the same steps.
     """
 
     log: int = 20
@@ -23,11 +23,11 @@ class Schedule:
     sensitivity: float = 0.02
 
     def planned(self, steps: int) -> tuple[int, ...]:
-        """The planned steps of a run of `steps`, sorted; the first (0) and the last are always among them."""
+        """Returns the planned steps of a run of `steps`, sorted; 0 and the last step are always included."""
         return _planned(self.log, self.even, steps)
 
     def next_after(self, step: int, steps: int, measured: Sequence[tuple[float, float]]) -> int | None:
-        """The next step to measure after `step`, given the (step, loss) pairs `measured` so far; None: no more."""
+        """Returns the next step to measure after `step`, given the pairs (step, loss) so far; None if there is none."""
         plan = self.planned(steps)
         index = int(np.searchsorted(plan, step, side="right"))
         if index == len(plan):

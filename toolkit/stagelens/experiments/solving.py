@@ -1,4 +1,4 @@
-"""Solving a small differential equation in memory."""
+"""Solves a small differential equation in memory."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class Solution(NamedTuple):
 
     times: Floats  # [time]: those asked for, up to the terminal event if there was one
     states: Floats  # [time, variable]
-    events: dict[str, float]  # when each event first happened; one that did not happen is missing
+    events: dict[str, float]  # the first time of each event that happened
 
 
 def solve(

@@ -7,54 +7,17 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from stagelens.base import UsageError
 from stagelens.experiments.config import Config, TaskConfig
 from stagelens.experiments.experiment import Experiment
+from stagelens.experiments.groups import Batch, Group
 
 if TYPE_CHECKING:
     import torch
     from torch import Tensor
     from torch.optim import Optimizer
-    from transformer_lens import HookedRootModule
 
     from stagelens.experiments.schedule import Schedule
-
-Batch = Any  # a tensor, or a tuple, list or dict of tensors; the batch is the first dimension of each
-
-
-@dataclass(frozen=True)
-class Group:
-    """Keys that belong together, as a query sees them: by offset (query - key) or by position of the key.
-
-    Negative positions count from the last key, as in Python. `layers` are the layers whose keys are meant; None: all.
-    """
-
-    offsets: tuple[int, ...] = ()
-    positions: tuple[int, ...] = ()
-    layers: tuple[int, ...] | None = None
-
-    def mask(self, n_query: int, n_key: int, device: torch.device | str = "cpu") -> Tensor:
-        """bool [query, key]. With fewer queries than keys, the last query is at the last key."""
-        import torch
-
-        key = torch.arange(n_key, device=device)
-        query = torch.arange(n_key - n_query, n_key, device=device)
-        offset = query[:, None] - key[None, :]
-        mask = torch.zeros(n_query, n_key, dtype=torch.bool, device=device)
-        for value in self.offsets:
-            mask |= offset == value
-        for value in self.positions:
-            if not -n_key <= value < n_key:
-                raise UsageError(
-                    f"position {value} was given, but there are {n_key} keys; give positions from {-n_key} to "
-                    f"{n_key - 1}, or in `layers` the layers that have more keys"
-                )
-            mask |= key == value % n_key
-        return mask
-
-    def is_in(self, layer: int | None) -> bool:
-        """Whether the keys of `layer` are meant."""
-        return self.layers is None or layer in self.layers
+    from stagelens.models import HookedRootModule
 
 
 @dataclass(frozen=True)
@@ -70,7 +33,8 @@ class Task(Experiment):
     """What a plugin author writes. An id and the three abstract methods are enough."""
 
     Config: ClassVar[type[Config]] = TaskConfig
-    probes: ClassVar[Sequence[str] | None] = None  # None: every default probe
+    probes: ClassVar[Sequence[str] | None] = None  # the names of probes that run in addition to the default ones
+    without: ClassVar[Mapping[str, str]] = {}  # probes that have no meaning for this task, each with the reason
     scheduler_every: ClassVar[int] = 1  # training steps per step of the scheduler
 
     @abstractmethod
@@ -114,7 +78,7 @@ class Task(Experiment):
         return None
 
     def metrics(self, output: Any, batch: Batch) -> Mapping[str, Tensor | float]:  # noqa: ARG002
-        """Scalars of the model's `output` on the evaluation batch, beside the loss itself."""
+        """Scalars of the model's `output` on the evaluation batch, in addition to the loss."""
         return {}
 
     def phases(self) -> Sequence[TrainingPhase]:
@@ -122,8 +86,15 @@ class Task(Experiment):
         return ()
 
     def groups(self) -> Mapping[str, Group]:
-        """Named sets of keys that head specialization is measured against."""
+        """Named sets of keys, or of `directions`, that head specialization is measured against."""
         return {}
+
+    def induction_target(self) -> Group | None:
+        """The keys that an induction head attends to on the task's own sequences, for the probe `induction`.
+
+        Default: None. Then the probe measures the model on random tokens that repeat.
+        """
+        return None
 
     def directions(self) -> Mapping[str, Tensor]:
         """Named directions of the key and query space that alignment is measured against, each [d_head]."""

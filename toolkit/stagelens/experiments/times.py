@@ -1,4 +1,4 @@
-"""Choosing the times at which a flow is recorded."""
+"""Chooses the times at which a flow is recorded."""
 
 from __future__ import annotations
 

@@ -14,16 +14,17 @@ from torch.optim.lr_scheduler import ReduceLROnPlateau
 from stagelens.base import EnvironmentFault, UsageError, derive, seed_everywhere, untouched_rng
 from stagelens.experiments.finite import FirstBad
 from stagelens.experiments.flow import Diverged
-from stagelens.experiments.task import Batch, Task, TrainingPhase
+from stagelens.experiments.groups import Batch
+from stagelens.experiments.task import Task, TrainingPhase
 
 if TYPE_CHECKING:
-    from transformer_lens import HookedRootModule
+    from stagelens.models import HookedRootModule
 
 SMALLER = "try a smaller lr, or clip=1"  # what to do about a loss that diverged
 
 
 class Training:
-    """A task being trained. What step `s` does depends on the state after step s - 1 and on (seed, s) alone."""
+    """A task in training. The update of step `s` depends only on the state after step s - 1 and on (seed, s)."""
 
     def __init__(
         self, task: Task, device: torch.device | str = "cpu", batches: Callable[[int], Batch] | None = None
@@ -31,7 +32,7 @@ class Training:
         with untouched_rng():
             torch.manual_seed(derive(task.seed, "init"))
             model = task.build_model()
-        from stagelens.models import fast  # TransformerLens is there by now, and not before
+        from stagelens.models import fast  # the task has imported TransformerLens by now
 
         self.model = fast(model).to(device)
         self.model.train()
@@ -49,14 +50,14 @@ class Training:
         self._compiled: Callable[[Any, Batch], torch.Tensor] | None = None
 
     def compile(self) -> None:
-        """From now on the step goes through `torch.compile`; probes, which call the task's loss, do not."""
+        """Compiles the training step with `torch.compile`. Probes, which call the task's loss, are not compiled."""
         if self.device.type == "cpu":
             _need_compiler()
         self._compiled = torch.compile(self.task.loss, dynamic=False, options={"fallback_random": True})
         self.compile_seconds = 0.0
 
     def advance(self, step: int) -> None:
-        """The update of `step` (from 0). Nothing here waits for the device."""
+        """Makes the update of `step` (from 0). Nothing here waits for the device."""
         started = time.perf_counter()
         self.enter_phase(step)
         if not self.model.training:
@@ -70,7 +71,7 @@ class Training:
             self.compile_seconds = time.perf_counter() - started  # the first step is nearly all compilation
 
     def _loss_function(self) -> Callable[[Any, Batch], torch.Tensor]:
-        """The task's loss, compiled where that is wanted and no hook would be missed."""
+        """Returns the task's loss, compiled if that is wanted and the model has no hooks."""
         if self._compiled is None:
             return self.task.loss
         from stagelens.models import watched
@@ -78,17 +79,18 @@ class Training:
         return self.task.loss if watched(self.model) else self._compiled
 
     def check(self) -> None:
-        """Raises if the loss was not a finite number at some step; says at which."""
+        """Raises an error with the first step at which the loss was not finite, if there is one."""
         if (step := int(self.bad.look())) >= 0:
             raise Diverged(f"the loss became nan or infinite at step {step}; {SMALLER}")
 
     def scalars(self) -> dict[str, Any]:
-        """What the training itself knows at a measurement."""
+        """Returns the numbers of the training at a measurement: loss, gradient norm, learning rate."""
         known = {"train_loss": self.loss, "gradient_norm": self.gradient_norm}
         rates = {"lr": self.optimizer.param_groups[0]["lr"]} if self.scheduler is not None else {}
         return {name: value for name, value in known.items() if value is not None} | rates
 
     def state(self) -> dict[str, Any]:
+        """Returns what a checkpoint stores, and `load_state` takes."""
         return {
             "model": dict(self.model.state_dict()),
             "optimizer": self.optimizer.state_dict(),
@@ -98,6 +100,7 @@ class Training:
         }
 
     def load_state(self, state: dict[str, Any]) -> None:
+        """Continues from `state`; raises an error if it does not fit the model."""
         device = self.device
         try:
             self.model.load_state_dict(state["model"])
@@ -199,10 +202,10 @@ def trained(
 
 
 def fused(optimizer: Optimizer) -> Optimizer:
-    """`optimizer`, which updates all parameters in one kernel where it has one and leaves the choice open.
+    """Returns `optimizer`, set to its fused kernel if it has one and the task did not choose otherwise.
 
-    It computes the same update up to rounding; a loop over the parameters takes a small model longer than its backward
-    pass. A checkpoint keeps the choice. The kernel of the CPU ignores strides, so parameters that are not contiguous
+    The fused update is the same up to rounding. For a small model, the loop over parameters takes longer than the
+    backward pass. A checkpoint stores the choice. The CPU kernel ignores strides, so parameters that are not contiguous
     are updated by the loop, and a gradient that is not contiguous is copied before the update.
     """
     if type(optimizer) in (torch.optim.Adam, torch.optim.AdamW):
@@ -240,12 +243,12 @@ def _need_compiler() -> None:
         get_cpp_compiler()
     except InvalidCxxCompiler:
         raise EnvironmentFault(
-            "compiling the step needs a C++ compiler, and there is none; install g++ or clang, or run without compiling"
+            "compiling the step needs a C++ compiler, and none was found; install g++ or clang, or do not compile"
         ) from None
 
 
 def _phase_ends(task: Task) -> list[tuple[int, TrainingPhase]]:
-    """Each phase with the step at which it ends."""
+    """Returns each training phase with the step at which it ends."""
     ends, end = [], 0
     for phase in task.phases():
         end += phase.steps

@@ -1,4 +1,4 @@
-"""host: finds plugins, keeps their registries, and loads what they name on first use."""
+"""host: finds plugins, registers what they provide, and imports it on first use."""
 
 import lazy_loader
 

@@ -1,4 +1,4 @@
-from .discovery import ALLOW as ALLOW
+from .discovery import ALLOW as ALLOW, PLACES as PLACES
 from .host import Host as Host, make_host as make_host
 from .references import (
     ClaimRef as ClaimRef,

@@ -1,4 +1,4 @@
-"""Discovery: which plugins there are, and where each comes from. Nothing here imports any of them."""
+"""Discovery: finds plugins and where each is defined, without importing any of them."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ ALLOW = "STAGELENS_ALLOW"
 
 @dataclass(frozen=True)
 class Found:
-    """A plugin that could be loaded: `load` is what imports it. Under development it has no distribution."""
+    """A plugin that can be loaded. `load` imports it. A plugin under development has no distribution."""
 
     name: str
     version: str
@@ -36,16 +36,16 @@ class Found:
 
 
 def allowed(given: Sequence[str] | None) -> frozenset[str] | None:
-    """The foreign plugins that may be loaded: as given, else in `$STAGELENS_ALLOW`, between commas; None: all."""
+    """Returns the third-party plugins that may be loaded: as given, else from `$STAGELENS_ALLOW`; None: all of them."""
     if given is None and (text := os.environ.get(ALLOW)) is not None:
         given = text.split(",")
     return None if given is None else frozenset(name.strip() for name in given if name.strip())
 
 
 def installed() -> list[Found]:
-    """The plugins that entry points name. A distribution's metadata are parsed anew at each look, so we look once.
+    """Returns the plugins of the entry points. The metadata of a distribution are parsed at each access, so once here.
 
-    Built-in plugins come first, so that a foreign one that takes a built-in's name is the one to be blamed.
+    Built-in plugins come first: if a third-party plugin has the name of a built-in one, the third-party one fails.
     """
     entries = importlib.metadata.entry_points(group=PROJECT)
     bringing = {id(entry.dist): entry.dist for entry in entries if entry.dist is not None}
@@ -58,13 +58,13 @@ def installed() -> list[Found]:
 
 
 def under_development(places: Sequence[str | Path] = ()) -> list[Found]:
-    """The plugins in `$STAGELENS_PLUGINS` and in `places`: folders of packages and modules, files, modules' names."""
+    """Returns the plugins in `$STAGELENS_PLUGINS` and `places`: directories, Python files or names of modules."""
     environment = [part for part in os.environ.get(PLACES, "").split(os.pathsep) if part]
     return [found for place in [*environment, *places] for found in _at(str(place))]
 
 
 def file_of(module: str) -> str:
-    """The file of a module, empty where it cannot be told: `find_spec` would import what stands before a dot."""
+    """Returns the file of a module, or an empty text. `find_spec` of a submodule would import its package."""
     top, *rest = module.split(".")
     try:
         spec = find_spec(top)
@@ -92,10 +92,10 @@ def _at(place: str) -> list[Found]:
             or (child / "__init__.py").is_file()
         )
         if not names:
-            raise UsageError(f"plugin folder {place!r} holds no Python module or package")
+            raise UsageError(f"plugin directory {place!r} has no Python module or package; give another directory")
         return [_in_folder(folder, name) for name in names]
     if os.sep in place or place.endswith(".py"):
-        raise UsageError(f"plugin folder {place!r} does not exist; give a folder, a .py file or a module's name")
+        raise UsageError(f"plugin directory {place!r} does not exist; give a directory, a .py file or a module's name")
     return [Found(place, "development", "", file_of(place), lambda: importlib.import_module(place))]
 
 
@@ -106,7 +106,7 @@ def _in_folder(folder: Path, name: str) -> Found:
 
 
 def _import_from(folder: Path, name: str) -> ModuleType:
-    """Imports `name` from `folder`, which joins `sys.path` so that the plugin's lazy references resolve."""
+    """Imports `name` from `folder`, and adds `folder` to `sys.path` for the plugin's lazy references."""
     folder = folder.resolve()
     if str(folder) not in sys.path:
         sys.path.insert(0, str(folder))

@@ -1,4 +1,4 @@
-"""The host: loads plugins, and knows every task, probe and claim by name."""
+"""The host: loads plugins, and finds tasks, probes, claims and figures by name."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from stagelens.host.references import ClaimRef, FigureRef, ProbeRef, TaskRef
 
 @dataclass(frozen=True)
 class Plugin:
-    """One plugin as `stagelens plugins` lists it. `error`: why it is not loaded, in a line; `file` may have `:line`."""
+    """A row of `stagelens plugins`. `error` is one line: why the plugin is not loaded. `file` may end with `:line`."""
 
     name: str
     version: str
     status: str  # loaded | failed | left out
     error: str = ""
     file: str = ""
-    distribution: str = ""  # that brings it; empty for one under development
+    distribution: str = ""  # that contains it; empty for a plugin under development
 
 
 class Named(Protocol):
@@ -38,7 +38,7 @@ R = TypeVar("R", bound=Named)
 
 @dataclass
 class Registry(Generic[R]):
-    """References by name. A name that two plugins claim belongs to neither."""
+    """References by name. A name that two plugins register cannot be used."""
 
     kind: str
     entries: dict[str, R] = field(default_factory=dict)
@@ -46,7 +46,7 @@ class Registry(Generic[R]):
     disputed: dict[str, str] = field(default_factory=dict)
 
     def check(self, names: Sequence[str], plugin: str) -> None:
-        """Refuses names that are not free for `plugin`."""
+        """Raises an error if `plugin` cannot register one of `names`."""
         for name in names:
             if names.count(name) > 1:
                 raise UsageError(f"{self.kind} {name!r} is registered twice by plugin {plugin!r}; rename one of them")
@@ -85,7 +85,7 @@ class Host:
     figures: Registry[FigureRef] = field(default_factory=lambda: Registry("figure"))  # by `plugin/name`
 
     def task(self, name: str) -> TaskRef:
-        """The task called `name`; a plugin's bare name means its default task."""
+        """Returns the task called `name`. The name of a plugin means its default task."""
         if "/" in name:
             return self.tasks[name]
         if (default := self.default_task(name)) is None:
@@ -96,10 +96,29 @@ class Host:
             raise unknown("task", name, [*plugins, *ids], f"`stagelens tasks` lists them{hint}")
         return self.tasks[default]
 
-    def default_task(self, plugin: str) -> str | None:
-        """The id that the bare `plugin` means: the task marked as default, else its first.
+    def probe_names(self, given: Sequence[str] | None = None, own: Sequence[str] | None = None) -> list[str]:
+        """Returns the names of the probes of a run, each once: those `given`, or the usual ones.
 
-        `plugin` is what its tasks' ids begin with, or the name that it is loaded under.
+        The usual ones are the default probes and the task's `own`. Names that are given select: only these run. Names
+        with a plus (`+head_ablation`) are added to the usual ones. The name `all` means every probe.
+        """
+        usual = [*(name for name, ref in self.probes if ref.default), *(own or ())]
+        names = list(given or usual)
+        if "all" in names:
+            names = [name for name, _ in self.probes]
+        elif added := [name.removeprefix("+") for name in names if name.startswith("+")]:
+            if plain := [name for name in names if not name.startswith("+")]:
+                raise UsageError(
+                    f"probes {','.join(names)!r}: +NAME adds a probe and NAME selects it; "
+                    f"give +{plain[0]} to add, or no plus to select"
+                )
+            names = [*usual, *added]
+        return list(dict.fromkeys(self.probes[name].name for name in names))
+
+    def default_task(self, plugin: str) -> str | None:
+        """Returns the id of the default task of `plugin`: the one marked as default, else the first.
+
+        `plugin` is the first part of the ids of its tasks, or the name that it is loaded under.
         """
         ids = [name for name in self.tasks.entries if name.partition("/")[0] == plugin]
         ids = ids or [name for name in self.tasks.entries if self.tasks.owners[name] == plugin]
@@ -108,9 +127,9 @@ class Host:
         return chosen[0].id if chosen else None
 
     def plugins_called(self, name: str) -> set[str]:
-        """The loaded names of the plugins that `name` means: one of that name, else those with tasks `NAME/...`.
+        """Returns the loaded names of the plugins that `name` means: one of that name, else those with tasks `NAME/*`.
 
-        A plugin under development is loaded under its module's name, and `run` takes the name that its tasks have.
+        A plugin under development is loaded under its module's name; `run` takes the first part of its task ids.
         """
         if any(plugin.name == name for plugin in self.plugins):
             return {name}
@@ -139,18 +158,18 @@ class Host:
         return [plugin for plugin in self.plugins if plugin.status == "failed"]
 
     def why_not(self, plugin: str) -> str:
-        """Why a task of `plugin` is not there, and what to do about it: the second half of a sentence."""
+        """Returns why a task of `plugin` cannot be loaded and what to do, as the second half of a sentence."""
         known = next((known for known in self.plugins if known.name == plugin), None)
         if known is None:
             return f"which needs plugin {plugin!r}, and that is not installed; its class can be given instead (task=)"
         if known.status == "left out":
-            return f"which needs plugin {plugin!r} from {known.file}, and that is left out; --allow {plugin} lets it in"
+            return f"which needs plugin {plugin!r} from {known.file}, and that is not allowed; add --allow {plugin}"
         if known.status == "failed":
             return f"which needs plugin {plugin!r}, and that failed: {known.error} ({known.file})"
         return f"which plugin {plugin!r} {known.version} does not have; use the version that made the run"
 
     def load(self, name: str, version: str, find: Callable[[], Any], distribution: str = "") -> None:
-        """Loads one plugin. Whatever goes wrong is written beside its name, and the rest keeps working."""
+        """Loads one plugin. If that fails, the error is stored with its name, and the other plugins still work."""
         plugin: Any = None
         try:
             self._refuse_twice(name, None)  # before any of its code runs
@@ -172,14 +191,14 @@ class Host:
         for other, loaded in self.manager.list_name_plugin():
             if other == name or loaded is plugin:
                 file = getattr(loaded, "__file__", "")
-                raise UsageError(f"it is loaded already, as {other!r} from {file}; load only one of the two")
+                raise UsageError(f"it is already loaded, as {other!r} from {file}; load only one of the two")
 
     def load_class(self, task: type[Any]) -> None:
-        """Registers a task class that no plugin brings, such as one written in a notebook."""
+        """Registers a task class that no plugin provides, such as one from a notebook."""
         self.tasks.add({task.id: TaskRef.of(task)}, task.__module__)
 
     def _collect(self, name: str, plugin: Any) -> None:
-        """Asks one plugin for its tasks, probes, claims and figures. Registers all of them, or none if one is wrong."""
+        """Registers the tasks, probes, claims and figures of one plugin; none of them if one is wrong."""
         others = [other for other in self.manager.get_plugins() if other is not plugin]
 
         def ask(hook: str) -> list[Any]:
@@ -203,9 +222,9 @@ class Host:
 def make_host(
     plugin_dirs: Sequence[str | Path] = (), installed: bool = True, allow: Sequence[str] | None = None
 ) -> Host:
-    """A host with the installed plugins (entry points) and those under `plugin_dirs` and `$STAGELENS_PLUGINS`.
+    """Returns a host with the installed plugins (entry points) and those in `plugin_dirs` and `$STAGELENS_PLUGINS`.
 
-    With `allow`, or `$STAGELENS_ALLOW`, only the plugins that come with stagelens and those named are imported.
+    With `allow` or `$STAGELENS_ALLOW`, it imports only the named plugins and those that are part of stagelens.
     """
     manager = pluggy.PluginManager(hookspecs.PROJECT)
     manager.add_hookspecs(hookspecs)
@@ -219,13 +238,13 @@ def make_host(
         if allowed is None or one.built_in or one.name in allowed:
             host.load(one.name, one.version, one.load, one.distribution)
         else:
-            why = f"it is not allowed, and was not imported; --allow {one.name} lets it in"
+            why = f"it is not allowed, and was not imported; add --allow {one.name} to import it"
             host.plugins.append(Plugin(one.name, one.version, "left out", why, one.file, one.distribution))
     return host
 
 
 class UnknownHook(UsageError):
-    """A hook that a plugin implements but that does not exist. `where` is its file and line."""
+    """A plugin implements a plugin hook that does not exist. `where` is its file and line."""
 
     def __init__(self, message: str, where: str) -> None:
         super().__init__(message)
@@ -233,7 +252,7 @@ class UnknownHook(UsageError):
 
 
 def _refuse_unknown_hooks(manager: pluggy.PluginManager, plugin: Any) -> None:
-    """What `check_pending` does, for one plugin, with the nearest name and the place of the mistake."""
+    """Does what pluggy's `check_pending` does, for one plugin. The error has the nearest name, file and line."""
     for caller in manager.get_hookcallers(plugin) or []:
         if caller.has_spec():
             continue
@@ -243,12 +262,12 @@ def _refuse_unknown_hooks(manager: pluggy.PluginManager, plugin: Any) -> None:
 
 
 def _definition(function: Any) -> str:
-    """file:line of the decorator of a hook's implementation, or of its `def`."""
+    """Returns `file:line` of the decorator of a function, or of its `def`."""
     return f"{function.__code__.co_filename}:{function.__code__.co_firstlineno}"
 
 
 def _culprit(error: BaseException) -> str:
-    """file:line of the innermost frame that is neither ours nor the import machinery's."""
+    """Returns `file:line` of the innermost frame outside of this room, pluggy and the import machinery."""
     if isinstance(error, SyntaxError) and error.filename:
         return f"{error.filename}:{error.lineno}"
     if isinstance(error, pluggy.PluginValidationError) and (hook := re.search(r"hook '(\w+)'", str(error))):

@@ -1,4 +1,4 @@
-"""Lazy references: what a plugin says of its tasks, probes, claims and figures before any of them is imported."""
+"""Lazy references: a plugin describes its tasks, probes, claims and figures, which are imported on first use."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from typing import Any
 
 from stagelens.base import StagelensError, UsageError
 
-NAME = re.compile(r"[A-Za-z0-9][\w.-]{0,79}", re.ASCII)  # of a figure, which becomes the name of a file
+NAME = re.compile(r"[A-Za-z0-9][\w.-]{0,79}", re.ASCII)  # of a figure; it becomes the name of a file
 
 
 @contextmanager
 def importing() -> Iterator[None]:
-    """Around large imports: what they make stays, and looking for garbage in it is a tenth of their time."""
+    """Pauses garbage collection during large imports, which takes a tenth of their time and frees nothing."""
     enabled = gc.isenabled()
     gc.disable()
     try:
@@ -28,7 +28,7 @@ def importing() -> Iterator[None]:
 
 
 def load_target(target: str) -> Any:
-    """The object that `module:name` names."""
+    """Imports and returns the object `module:name`."""
     module, _, name = target.partition(":")
     with importing():
         loaded = importlib.import_module(module)
@@ -58,9 +58,9 @@ class TaskRef:
 
 @dataclass(frozen=True)
 class ProbeRef:
-    """A probe: its name, one-line title, the readings it gives, and where its class is.
+    """A probe: its name, one-line title, readings, and where its class is.
 
-    `passes` counts forward passes beyond the shared one; `default` says whether it runs unless asked not to.
+    `passes` is the number of forward passes besides the shared one. A `default` probe runs unless others are chosen.
     """
 
     name: str
@@ -99,11 +99,14 @@ class FigureRef:
     """A figure of a paper: its name in the plugin (`fig3`), what it shows in one line, and how it is drawn.
 
         FigureRef("fig3", "stages follow importance", "stagelens_mine.figures.stages:fig3")
-        FigureRef("fig4", "more heads, shorter plateaus", task="mine/toy", preset="fig4")
+        FigureRef("fig4", "more heads, shorter plateaus", task="mine/toy", preset="fig4", claims=("X2",))
 
     Either `target` is a function of a `Lab`, as `module:name` or itself, that returns a matplotlib `Figure`, or None
     if there is nothing to show. Or `task` is run with `preset` (default: the budget's) and `settings`; the figure is
     the one called `name` that the task's `figures(run)` returns.
+
+    `paper` says in whole sentences what the paper's own figure shows, and `claims` lists the ids of the claims that
+    judge it. The gallery in the docs puts both beside the figure.
     """
 
     name: str
@@ -112,6 +115,8 @@ class FigureRef:
     task: str = ""
     preset: str = ""
     settings: Mapping[str, Any] = field(default_factory=dict)
+    paper: str = ""
+    claims: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         if not NAME.fullmatch(self.name):

@@ -26,6 +26,7 @@ from .placing import (
     Notify as Notify,
     choose_folder as choose_folder,
     free_name as free_name,
+    remove_unmeasured as remove_unmeasured,
     replacing as replacing,
     taken_up as taken_up,
 )

@@ -1,7 +1,7 @@
 """Checkpoints: weights, optimizer, scheduler and probe states in one safetensors file. Never pickle.
 
-The format has no checksum of its own, so one stands in its metadata: of the names, shapes and bytes of all tensors and
-of the rest of the metadata. It also says whose checkpoint it is: of which task and step, and of which config and seed.
+The metadata contain a checksum of the names, shapes and bytes of all tensors and of the rest of the metadata, because
+the format has none. They also contain the task and the step, and a digest of the config and seed.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from stagelens.base import EnvironmentFault, StagelensError, UsageError, free_memory, own, writing
+from stagelens.base import EnvironmentFault, StagelensError, UsageError, free_memory, make_folder, own, writing
 
 FOLDER = "checkpoints"
 ENDING = ".safetensors"
@@ -28,11 +28,12 @@ Tensors = dict[str, Tensor]
 
 
 def path_of(folder: Path, step: int) -> Path:
+    """Returns the path of the checkpoint of `step` of the run in `folder`."""
     return own(folder, FOLDER, f"{step:0{STEP_WIDTH}d}{ENDING}")
 
 
 def steps_in(folder: Path) -> list[int]:
-    """The steps that have a checkpoint, sorted."""
+    """Returns the steps that have a checkpoint, sorted."""
     names = [path.stem for path in own(folder, FOLDER).glob(f"[0-9]*{ENDING}")]
     return sorted(int(name) for name in names if name.isdecimal() and name.isascii())
 
@@ -40,17 +41,14 @@ def steps_in(folder: Path) -> list[int]:
 def save(folder: Path, step: int, task: str, states: dict[str, Any], content: str = "") -> Path:
     """Writes `states`, named trees (dicts and lists) of tensors and plain values, as the checkpoint of `step`.
 
-    `content` is the digest of what the run's numbers follow from.
+    `content` is the digest of what decides the run's numbers.
     """
     tensors: Tensors = {}
     trees = {name: _strip(state, name, tensors) for name, state in states.items()}
     metadata = {"stagelens": "1", "task": task, "step": str(step), "content": content, "trees": json.dumps(trees)}
     metadata["checksum"] = _checksum(metadata, tensors)
     path = path_of(folder, step)
-    try:
-        path.parent.mkdir(exist_ok=True)
-    except OSError as error:
-        raise EnvironmentFault(f"cannot write {path}: {error.strerror or error}") from error
+    make_folder(path.parent, "free disk space or fix the directory, then resume", parents=False)
     with writing(path) as aside:
         try:
             save_file(tensors, aside, metadata)
@@ -60,9 +58,9 @@ def save(folder: Path, step: int, task: str, states: dict[str, Any], content: st
 
 
 def load(path: Path, task: str | None = None, content: str = "") -> dict[str, Any]:
-    """The states in `path`; with `task` and `content`, a checkpoint of another task or run is refused.
+    """Returns the states in `path`. With `task` and `content`, a checkpoint of another task or run is refused.
 
-    What the header claims is held against the file's size before anything is read.
+    A file that is larger than the free memory is refused before anything is read.
     """
     try:
         check_size(path)
@@ -75,8 +73,8 @@ def load(path: Path, task: str | None = None, content: str = "") -> dict[str, An
         raise _damaged(path, " ".join(str(error).split())) from None
     if metadata.get("stagelens") != "1":
         raise UsageError(f"{path} is not a stagelens checkpoint; it was written by another program")
-    kept = metadata.pop("checksum", None)
-    if kept is not None and kept != _checksum(metadata, tensors):  # None: from before there were any
+    stored = metadata.pop("checksum", None)
+    if stored is not None and stored != _checksum(metadata, tensors):  # None: written by an older version
         raise _damaged(path, "it does not match its checksum")
     _check_whose(path, metadata, task, content)
     try:
@@ -86,14 +84,14 @@ def load(path: Path, task: str | None = None, content: str = "") -> dict[str, An
 
 
 def check_size(path: Path) -> None:
-    """Refuses a file that is larger than the memory: one of holes takes no room on a disk, and all of it when read."""
+    """Raises an error if a file is larger than the free memory. A sparse file can be, whatever the size of the disk."""
     size, free = path.stat().st_size, free_memory()
     if free is not None and size > free:
         raise ValueError(f"it has {size:,} bytes, and there are {free:,} bytes of memory")
 
 
 def latest(folder: Path, task: str, most: int | None = None, content: str = "") -> tuple[int, dict[str, Any]] | None:
-    """The newest checkpoint that can be read (of at most step `most`), with its step; a damaged one is passed over."""
+    """Returns the newest readable checkpoint (up to step `most`) with its step. Damaged ones are skipped."""
     for step in reversed([step for step in steps_in(folder) if most is None or step <= most]):
         try:
             return step, load(path_of(folder, step), task, content)
@@ -104,7 +102,7 @@ def latest(folder: Path, task: str, most: int | None = None, content: str = "") 
 
 @contextmanager
 def fitting(path: Path) -> Iterator[None]:
-    """What cannot be put back of the states in `path`, whatever they are of, as one line."""
+    """Turns the errors of loading the states of `path` into an environment error of one line."""
     try:
         yield
     except (RuntimeError, KeyError, ValueError, TypeError, AttributeError, IndexError) as error:
@@ -112,7 +110,7 @@ def fitting(path: Path) -> Iterator[None]:
 
 
 def _check_whose(path: Path, metadata: dict[str, str], task: str | None, content: str) -> None:
-    """Refuses a checkpoint of another task, step, config or seed, however whole it is."""
+    """Raises an error if a checkpoint is of another task, step, config or seed."""
     theirs = metadata.get("task", "")
     if task is not None and theirs != task:
         raise UsageError(f"checkpoint {path} is of task {theirs!r}, expected {task!r}; resume another run")
@@ -127,7 +125,7 @@ def _damaged(path: Path, reason: str) -> EnvironmentFault:
 
 
 def _checksum(metadata: dict[str, str], tensors: Tensors) -> str:
-    """Of all that the file says. crc32 runs at the speed of the disk or above."""
+    """Returns a checksum of all content of the file. crc32 is at least as fast as the disk."""
     found = zlib.crc32(json.dumps(metadata, sort_keys=True).encode())
     for name in sorted(tensors):
         tensor = tensors[name]
@@ -137,7 +135,7 @@ def _checksum(metadata: dict[str, str], tensors: Tensors) -> str:
 
 
 def _strip(tree: Any, path: str, tensors: Tensors) -> Any:
-    """`tree` as JSON, its tensors moved to `tensors` and replaced by their names there."""
+    """Returns `tree` as JSON. Its tensors are moved to `tensors` and replaced by their names there."""
     if isinstance(tree, Tensor):
         tensors[path] = tree.detach().cpu().contiguous().clone()
         return {"$tensor": path}

@@ -1,4 +1,4 @@
-"""Commands: what a person types to repeat a run. Reports print them, and each of them can be run as it stands."""
+"""Commands that repeat a run. Reports print them."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ if TYPE_CHECKING:
 
 
 def command_of(manifest: Manifest, host: Host | None = None) -> str:
-    """The command that repeats the run of `manifest`; Python if no command can, as for a class that no plugin brings.
+    """Returns the command that repeats the run of `manifest`; Python code if its class is not in a plugin.
 
-    `host` is the one that the run was opened with: it knows which plugins are under development, and where.
+    `host` is the one that the run was opened with. It knows the directories of the plugins under development.
     """
     if manifest.kind == "checkpoints":
         return _probe(manifest)
@@ -47,35 +47,43 @@ def run_command(
 
 
 def run_call(kind: str, preset: str, settings: Mapping[str, Any], seed: int, **options: Any) -> str:
-    """Returns the Python call that runs a class that no plugin brings, such as one written in a notebook."""
+    """Returns the Python call that runs a class that is not in a plugin, such as one from a notebook."""
     given = {"settings": dict(settings)} if settings else {}
     arguments = {"preset": preset, **given, "seed": seed, **options}
     return f"stagelens.run({', '.join([kind, *(f'{key}={value!r}' for key, value in arguments.items())])})"
 
 
 def _probes(manifest: Manifest, host: Host | None) -> list[str]:
-    """The option that chooses the run's probes, if they are not the ones that its task would have without it."""
+    """Returns the option `--probes` of the run, if its probes are not the default ones of its task."""
     if host is None or manifest.kind == "flow" or manifest.task not in dict(host.tasks):
         return []
-    own = host.tasks[manifest.task].load().probes
-    usual = list(own or (name for name, ref in host.probes if ref.default))
-    return ["--probes", ",".join(manifest.probes)] if manifest.probes and manifest.probes != usual else []
+    usual = host.probe_names(own=host.tasks[manifest.task].load().probes)
+    chosen = manifest.probes
+    if not chosen or chosen == usual:
+        return []
+    added = chosen[: len(usual)] == usual
+    return ["--probes", ",".join(f"+{name}" for name in chosen[len(usual) :]) if added else ",".join(chosen)]
 
 
 def _probe(manifest: Manifest) -> str:
-    """`stagelens probe` with the files that were measured, on the batch that they were measured on."""
+    """Returns `stagelens probe` with the checkpoints that were measured, and what they were measured on."""
     config = manifest.config
     files = [str(file) for file in config.get("files", ())]
-    if manifest.metric == "loss" and not config.get("batch"):
-        return f"stagelens.api.probe_series(...) of {len(files)} checkpoints, with a batch made in Python"
-    words = ["stagelens", "probe", *files]
+    if manifest.metric == "loss" and not (config.get("batch") or config.get("text")):
+        return f"stagelens.probe_checkpoints(...) of {len(files)} checkpoints, with a batch made in Python"
+    words = ["stagelens", "probe"]
+    if hub := config.get("hub"):
+        words += ["--hub", str(hub), "--revisions", ",".join(file.removeprefix(f"{hub}@") for file in files)]
+    else:
+        words += files
     words += ["--probes", ",".join(manifest.probes)] if manifest.probes else []
-    words += ["--batch", str(config["batch"])] if config.get("batch") else []
+    for key in ("text", "batch", "sequences", "length"):
+        words += [f"--{key}", str(config[key])] if config.get(key) else []
     return shlex.join(words)
 
 
 def _plugin_dir(manifest: Manifest, host: Host | None) -> list[str]:
-    """Returns where a plugin under development is: one that no distribution brings."""
+    """Returns the directory of a plugin under development: one that is not in a distribution."""
     for plugin in host.plugins if host is not None else ():
         if plugin.name == manifest.plugin and not plugin.distribution:
             file = Path(plugin.file)

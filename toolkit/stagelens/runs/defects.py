@@ -1,8 +1,8 @@
-"""Runs whose numbers an earlier version of stagelens got wrong: which they are, and why.
+"""Finds runs whose numbers are wrong because of a bug in an earlier version of stagelens.
 
 Revision 1 of vectorized training gave fused optimizers gradients in the wrong memory layout, and only the first member
-of an ensemble entered a later training phase. Its manifests do not say that a run was trained together with others, but
-one process wrote these runs at the same time. It needs neither torch nor a plugin to see that.
+of an ensemble entered a later training phase. Its manifests do not record that a run was trained together with others.
+Such runs are recognized by their manifests: one process wrote them at the same time. This needs no torch and no plugin.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from stagelens.runs.manifest import FILE, Manifest, load_manifest
 TOGETHER = "it was trained together with other seeds by an earlier version of stagelens, which"
 UPDATES = f"{TOGETHER} may have updated the weights wrongly (fused Adam or AdamW): its numbers cannot be trusted"
 PHASES = f"{TOGETHER} measured the parameters of the first training phase in all phases: {{}} is wrong"
-BY_PHASE = ("gradient", "curvature")  # probes that read the parameters of the present training phase
+BY_PHASE = ("gradient", "curvature")  # probes that read the parameters of the current training phase
 LARGEST = 10**8  # bytes of a checkpoint's header
 INSTANT = 0.5  # seconds: the members of an ensemble are created within this time
 
@@ -28,7 +28,7 @@ Runs = dict[str, Manifest]  # by the name of the run's directory
 
 
 def defects_in(folder: Path) -> dict[str, str]:
-    """The runs in `folder` with wrong numbers: what is wrong with each, by the name of its directory."""
+    """Returns the runs in `folder` with wrong numbers: the name of the directory, and what is wrong."""
     old: Runs = {}
     for path in folder.glob(f"*/{FILE}"):
         with suppress(StagelensError):
@@ -45,14 +45,14 @@ def defects_in(folder: Path) -> dict[str, str]:
 
 
 def defect_of(folder: Path, manifest: Manifest) -> str:
-    """What is wrong with the numbers of the run in `folder`; an empty string if nothing is known to be."""
+    """Returns what is wrong with the numbers of the run in `folder`; an empty text if nothing is known."""
     if manifest.vectorized is not None or manifest.kind != "training":
         return ""
     return defects_in(folder.resolve().parent).get(folder.resolve().name, "")
 
 
 def _ensembles(runs: Runs) -> Iterator[Runs]:
-    """The runs that were trained together: of one task and config, by one process, at the same time."""
+    """Yields the runs that were trained together: of one task and config, by one process, at the same time."""
     groups: dict[Any, Runs] = {}
     for name, manifest in sorted(runs.items(), key=lambda item: _created(item[1])):
         key = (manifest.task, digest(manifest.config), manifest.process, manifest.host)
@@ -71,12 +71,12 @@ def _several(group: Runs) -> Iterator[Runs]:
 
 
 def _overlap(first: Manifest, other: Manifest) -> bool:
-    """Whether `other` was created before `first` had ended. A process that was killed left no time of its end."""
+    """Returns True if `other` was created before `first` ended. A killed process did not store when it ended."""
     return _created(other) - _created(first) < (first.seconds or INSTANT)
 
 
 def _created(manifest: Manifest) -> float:
-    """When the run was created, in seconds; 0 if its manifest does not say."""
+    """Returns when the run was created, in seconds; 0 if that is unknown."""
     try:
         return datetime.fromisoformat(manifest.created).timestamp()
     except (ValueError, OverflowError, OSError):
@@ -89,7 +89,7 @@ def _wrong_phase(manifest: Manifest) -> str:
 
 
 def _fused(folder: Path) -> bool:
-    """Whether the run's optimizer had a fused kernel, as its checkpoints say; True if there is none to ask."""
+    """Returns True if the optimizer in the run's checkpoints is fused, or if there is no checkpoint."""
     try:
         paths = sorted(own(folder, "checkpoints").glob("[0-9]*.safetensors"), reverse=True)
     except StagelensError:

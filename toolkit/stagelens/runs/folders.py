@@ -1,4 +1,4 @@
-"""Where runs and sweeps are on disk, the catalogue of runs, and how a run is found by its name."""
+"""Finds runs and sweeps on disk: by path, by name, or all of a directory."""
 
 from __future__ import annotations
 
@@ -53,11 +53,11 @@ def load(
     folder = runs_folder(runs)
     if (folder / path / FILE).exists() and len(path.parts) == 1 and path.name not in (".", ".."):
         if not leads_into(folder / path, folder):
-            raise UsageError(f"{folder / path} is a link that leads out of {folder}; give the path that it means")
+            raise UsageError(f"{folder / path} is a link that leads out of {folder}; give the path that it links to")
         return Run(folder / path, host)
     if path.exists():
         raise UsageError(f"{run} is not a run: it has no {FILE}; `stagelens runs` lists the runs")
-    raise unknown("run", str(run), [found.name for found in catalogue(folder)], f"runs are looked for in {folder}")
+    raise unknown("run", str(run), [found.name for found in catalogue(folder)], f"the runs directory is {folder}")
 
 
 def catalogue(folder: str | Path | None = None, host: Host | None = None) -> list[Run]:
@@ -86,6 +86,6 @@ def points_of(sweep: str | Path, runs: str | Path | None = None) -> list[Path]:
         except (OSError, ValueError, KeyError, TypeError, AttributeError, UsageError) as error:
             raise EnvironmentFault(f"{path} is not the table of a sweep ({error}); run the sweep again") from None
         if led := next((point for point in found if not leads_into(point, points)), None):
-            raise UsageError(f"{led} is a link that leads out of {points}; put the run in its place")
+            raise UsageError(f"{led} is a link that leads out of {points}; replace it by the run")
         return found
     return []

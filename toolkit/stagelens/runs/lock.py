@@ -17,7 +17,7 @@ LOCK = "run.lock"
 @contextmanager
 def held(folder: Path) -> Iterator[None]:
     """Makes this process the only writer of the run during the block, and removes what killed writers left behind."""
-    check_own(folder)  # nothing is written through a link that leads out of the runs
+    check_own(folder)  # nothing is written through a link that leads out of the runs directory
     lock = FileLock(folder / LOCK, timeout=1, poll_interval=0.01)  # `is_being_written` holds it for a moment
     try:
         lock.acquire()
@@ -30,7 +30,7 @@ def held(folder: Path) -> Iterator[None]:
         raise UsageError(f"run {folder.name!r} is being written by {who}; wait for it or give another --name") from None
     except OSError as error:
         raise EnvironmentFault(
-            f"cannot write in {folder}: {error.strerror or error}; give another folder with --runs"
+            f"cannot write in {folder}: {error.strerror or error}; give another directory with --runs"
         ) from None
     try:
         _tidy(folder)
@@ -49,7 +49,7 @@ def is_being_written(folder: Path) -> bool:
             return False
     except Timeout:
         return True
-    except OSError:  # the directory is read-only, so nobody can be writing
+    except OSError:  # the directory is read-only, so no process can write
         return False
 
 

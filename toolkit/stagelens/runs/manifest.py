@@ -19,7 +19,7 @@ from stagelens.experiments import first_error
 
 FILE = "run.json"
 FORMAT = 1
-DETECTOR = 6  # revision of `stages`; raised when a curve may give other stages or names, so that they are found again
+DETECTOR = 7  # revision of `stages`. Raise it if stages or names of a curve change: stored ones are then found again
 VECTORIZED = 2  # revision of the training of several seeds together; revision 1 is described in `defects`
 MOST_INTEGER = 2**63 - 1
 STRICT = ConfigDict(strict=True, allow_inf_nan=False)
@@ -53,7 +53,7 @@ NamedNumbers = Annotated[dict[str, Any], _each(int, float)]
 
 
 class StageRow(BaseModel):
-    """What a row of `Manifest.stages` must have; it may have more."""
+    """The required keys of a row of `Manifest.stages`; it may have more."""
 
     model_config = STRICT | ConfigDict(extra="allow")
     kind: str
@@ -65,7 +65,7 @@ class StageRow(BaseModel):
 
 
 class PredictionRow(BaseModel):
-    """What a row of `Manifest.predictions` must have; it may have more."""
+    """The required keys of a row of `Manifest.predictions`; it may have more."""
 
     model_config = STRICT | ConfigDict(extra="allow")
     name: str
@@ -79,40 +79,41 @@ class PredictionRow(BaseModel):
 class Manifest:
     """`step` is the last measured step, and `steps` the planned last one. Both are times if the run is a flow."""
 
-    task: str
-    plugin: str
-    preset: str
-    config: dict[str, Any]
-    seed: Integer
+    task: str  # id of the task
+    plugin: str  # that brings the task
+    preset: str  # name of the preset
+    config: dict[str, Any]  # every config key with its value
+    seed: Integer  # of initialization, data and evaluation
     kind: str  # training | flow | checkpoints
-    steps: Number
-    metric: str = "loss"
-    stage_names: Texts = field(default_factory=list)
-    device: str = "cpu"
-    threads: Integer = 1
-    status: Status = "running"
-    step: Number = 0
-    error: str = ""
-    seconds: Number = 0.0
+    steps: Number  # the planned last step
+    metric: str = "loss"  # the series whose stages are reported
+    stage_names: Texts = field(default_factory=list)  # that the task expects
+    stage_settings: dict[str, Any] = field(default_factory=dict)  # of the task; empty: the detector's own
+    device: str = "cpu"  # on which it ran
+    threads: Integer = 1  # of torch
+    status: Status = "running"  # see below
+    step: Number = 0  # the last measured step
+    error: str = ""  # why it failed
+    seconds: Number = 0.0  # of all its parts, without the time between them
     compile_seconds: Number | None = None  # within `seconds`; None: not compiled
-    created: str = ""
-    settings: dict[str, Any] = field(default_factory=dict)  # what differs from the preset
-    probes: Texts = field(default_factory=list)
-    skipped: NamedTexts = field(default_factory=dict)
-    problems: NamedTexts = field(default_factory=dict)  # of probes
-    plugin_problems: NamedTexts = field(default_factory=dict)  # of other plugin code, such as `figures()`
-    warnings: Texts = field(default_factory=list)
-    phases: Rows = field(default_factory=list)
-    events: NamedNumbers = field(default_factory=dict)
-    predictions: Rows = field(default_factory=list)
-    stages: Rows | None = None  # of `metric`, as found when the run ended; None: not looked for
-    detector: Integer = DETECTOR  # that found them
-    versions: NamedTexts = field(default_factory=dict)
-    process: Integer = 0
-    host: str = ""
+    created: str = ""  # when, as an ISO time
+    settings: dict[str, Any] = field(default_factory=dict)  # the config keys that differ from the preset
+    probes: Texts = field(default_factory=list)  # names of the probes that were asked for
+    skipped: NamedTexts = field(default_factory=dict)  # probes and readings that do not apply, each with the reason
+    problems: NamedTexts = field(default_factory=dict)  # probes that failed, each with the reason
+    plugin_problems: NamedTexts = field(default_factory=dict)  # other plugin code that failed, such as `figures()`
+    warnings: Texts = field(default_factory=list)  # that the run raised
+    phases: Rows = field(default_factory=list)  # training phases, each with its steps
+    events: NamedNumbers = field(default_factory=dict)  # first time of each of a flow's events
+    predictions: Rows = field(default_factory=list)  # expected and measured number of each prediction
+    stages: Rows | None = None  # of `metric`, as found when the run ended; None: not computed
+    detector: Integer = DETECTOR  # revision of the detector that found them
+    versions: NamedTexts = field(default_factory=dict)  # of Python and the libraries
+    process: Integer = 0  # id of the process that wrote it last
+    host: str = ""  # name of its machine
     vectorized: Integer | None = None  # the revision that trained it with other seeds; 0: alone; None: 1, or alone
     timeline: str = ""  # digest of `timeline.sqlite` at the end of the run; empty while the run is written
-    format: Integer = FORMAT
+    format: Integer = FORMAT  # of this file
 
     @property
     def content(self) -> str:
@@ -162,7 +163,7 @@ def this_process() -> dict[str, Any]:
 
 @cache
 def versions() -> dict[str, str]:
-    """The versions that a result depends on."""
+    """Returns the versions of Python and of the libraries that numbers depend on."""
     names = ("stagelens", "torch", "transformer-lens", "numpy", "scipy")
     return {"python": platform.python_version()} | {name: importlib.metadata.version(name) for name in names}
 

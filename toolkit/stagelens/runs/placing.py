@@ -1,4 +1,4 @@
-"""Placing: the folder that a run is written to: a new one, that of a run to go on with, or of one to replace."""
+"""Chooses the directory of a run: a new one, or that of a run to resume or replace."""
 
 from __future__ import annotations
 
@@ -6,9 +6,10 @@ import glob
 import hashlib
 import os
 import shutil
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from stagelens.base import EnvironmentFault, StagelensError, UsageError, leads_into, safe_name
@@ -17,57 +18,65 @@ from stagelens.runs.lock import LOCK, held
 from stagelens.runs.manifest import FILE, Manifest, load_manifest
 from stagelens.runs.store import read_measurements
 
-REPLACED = ".replaced"  # the file in a run that was set aside, see `_mark`
+NONE: Mapping[str, Any] = MappingProxyType({})
+REPLACED = ".replaced"  # the file in a run that was renamed, see `_mark`
 
 Notify = Callable[[str], None]  # takes one line, before the training starts
 
 
 def choose_folder(
-    runs: Path, manifest: Manifest, name: str | None, resume: bool, replace: bool = False, notify: Notify | None = None
+    runs: Path,
+    manifest: Manifest,
+    name: str | None,
+    resume: bool,
+    replace: bool = False,
+    notify: Notify | None = None,
+    defaults: Mapping[str, Any] = NONE,
 ) -> Path:
-    """The run's folder: a new one, with `resume` the one to go on with, or with `replace` the one to be replaced.
+    """Returns the run's directory: a new one, or that of the run to `resume` or to `replace`.
 
-    `notify` is called with one line if the folder is not the one that the name alone would mean, or replaces a run.
+    `notify` is called with one line if the default name is taken. `defaults` are the values of config keys that a run
+    of an earlier version may not have.
     """
     if resume and replace:
-        raise UsageError("--replace starts anew and --resume goes on; give one of them")
+        raise UsageError("--replace starts a new run and --resume continues one; give one of them")
     notify = notify or (lambda text: None)  # noqa: ARG005
     default = f"{manifest.task.replace('/', '-')}-{manifest.preset}-seed{manifest.seed}"
     stem = safe_name(default if name is None else name)
     folder = runs / stem
     if resume and name is None:
-        same = [run for run in catalogue(runs) if _same(run.manifest, manifest)]
+        same = [run for run in catalogue(runs) if _same(run.manifest, manifest, defaults)]
         if same:
             return same[-1].folder
     if replace and folder.is_symlink():
-        raise UsageError(f"{folder} is a link to {folder.resolve()}; give that run's own name to replace it")
+        raise UsageError(f"{folder} is a link to {folder.resolve()}; give the name of that run to replace it")
     if (folder / FILE).exists() and not (resume or replace):
         if name:
             raise UsageError(
-                f"run {name!r} exists in {runs}; add --resume to go on with it, --replace to replace it, "
+                f"run {name!r} exists in {runs}; add --resume to continue it, --replace to replace it, "
                 "or give another --name"
             )
         folder = free_name(folder)
         notify(
             f"run {stem!r} exists in {runs}; this one is named {folder.name!r} "
-            "(--replace replaces the first, --resume goes on with the newest of the same config)"
+            "(--replace replaces the first, --resume continues the newest of the same config)"
         )
     if not leads_into(folder, runs):
-        raise UsageError(f"{folder} is a link that leads out of {runs}; give the folder that it means with --runs")
+        raise UsageError(f"{folder} is a link that leads out of {runs}; give the directory it links to with --runs")
     try:
         folder.mkdir(parents=True, exist_ok=True)
         others = [file.name for file in folder.iterdir() if not file.name.startswith(".") and file.name != LOCK]
     except OSError as error:
         raise EnvironmentFault(
-            f"cannot make {folder}: {error.strerror or error}; give another folder with --runs"
+            f"cannot make {folder}: {error.strerror or error}; give another directory with --runs"
         ) from None
     if others and FILE not in others:
-        raise UsageError(f"{folder} holds other files and is not a run; give another --name")
+        raise UsageError(f"{folder} has other files and is not a run; give another --name")
     return folder
 
 
 def free_name(folder: Path) -> Path:
-    """`folder` if nothing has that name, else with the first free number after its name, from 2 on."""
+    """Returns `folder` if it does not exist; else the first free one of `NAME-2`, `NAME-3` and so on."""
     free, number = folder, 2
     while os.path.lexists(free):
         free, number = folder.with_name(f"{folder.name}-{number}"), number + 1
@@ -76,11 +85,11 @@ def free_name(folder: Path) -> Path:
 
 @contextmanager
 def replacing(folder: Path, wanted: bool, notify: Notify | None = None) -> Iterator[None]:
-    """Sets the run in `folder` aside, as `NAME-replaced`, while the block writes a new one in its place.
+    """Renames the run in `folder` to `NAME-replaced` while the block writes a new run there.
 
-    The old run is removed when the new one is finished, together with those that earlier, unfinished replacements of
-    the same run set aside. If the new one ends otherwise, the old one stays where it is; if not even its manifest could
-    be written, the old one goes back to its place.
+    When the new run is finished, the old one is deleted, together with those of earlier, unfinished replacements of
+    the same run. If the new run ends otherwise, `NAME-replaced` remains. If the manifest of the new run could not be
+    written, the old run gets its name back.
     """
     if not (wanted and (folder / FILE).exists()):
         yield
@@ -108,7 +117,7 @@ def replacing(folder: Path, wanted: bool, notify: Notify | None = None) -> Itera
 
 
 def _replaced_before(folder: Path) -> list[Path]:
-    """The runs that replacements of `folder` set aside and did not remove. One that has changed since is not listed."""
+    """Returns the runs that earlier replacements of `folder` renamed and did not delete, unless they changed since."""
     found = []
     for mark in sorted(folder.parent.glob(f"{glob.escape(folder.name)}-replaced*/{REPLACED}")):
         with suppress(OSError, UnicodeDecodeError):
@@ -118,12 +127,12 @@ def _replaced_before(folder: Path) -> list[Path]:
 
 
 def _mark(name: str, aside: Path) -> str:
-    """What `REPLACED` in `aside` contains: the name that the run had, and the digest of its manifest."""
+    """Returns the content of `REPLACED` in `aside`: the old name of the run, and the digest of its manifest."""
     return f"{name} {hashlib.sha256((aside / FILE).read_bytes()).hexdigest()}\n"
 
 
 def _set_aside(folder: Path) -> Path:
-    """Moves the run in `folder` to a free name and leaves an empty folder. A run that is being written is refused."""
+    """Renames the run in `folder` and makes an empty directory there. A run that is being written is refused."""
     before = folder.stat().st_ino
     with held(folder):
         if folder.stat().st_ino != before or not (folder / FILE).exists():
@@ -139,7 +148,7 @@ def _set_aside(folder: Path) -> Path:
 
 
 def _remove(folder: Path) -> None:
-    """Deletes a run; its manifest first, so that no half of it looks like a run. A link is left alone."""
+    """Deletes a run: its manifest first, so that an interruption leaves no partial run. A link is not deleted."""
     if folder.is_symlink():
         return
     with suppress(OSError):
@@ -147,15 +156,25 @@ def _remove(folder: Path) -> None:
         shutil.rmtree(folder)
 
 
-def _same(one: Manifest, other: Manifest) -> bool:
-    return (one.task, one.config, one.seed) == (other.task, other.config, other.seed)
+def remove_unmeasured(folder: Path, kind: str) -> None:
+    """Deletes the run in `folder` if it is of this `kind`, has no measurements, and no process writes it."""
+    with suppress(StagelensError), held(folder):
+        if load_manifest(folder).kind == kind and not read_measurements(folder):
+            _remove(folder)
 
 
-def taken_up(folder: Path, wanted: Manifest, probes: Sequence[str] | None) -> Manifest:
-    """The manifest of a run that goes on; it must be the same task, config and seed, and have a whole timeline."""
+def _same(one: Manifest, other: Manifest, defaults: Mapping[str, Any]) -> bool:
+    """True if the two are of one task, config and seed. A key that `one` lacks, because it is new, has its default."""
+    return (one.task, {**defaults, **one.config}, one.seed) == (other.task, {**defaults, **other.config}, other.seed)
+
+
+def taken_up(
+    folder: Path, wanted: Manifest, probes: Sequence[str] | None, defaults: Mapping[str, Any] = NONE
+) -> Manifest:
+    """Returns the manifest of a run to resume. Raises an error unless task, config, seed and timeline are right."""
     manifest = load_manifest(folder)
     read_measurements(folder, manifest.timeline)
-    if not _same(manifest, wanted):
+    if not _same(manifest, wanted, defaults):
         raise UsageError(
             f"run {folder.name!r} is {manifest.task} with seed {manifest.seed} and "
             f"{_difference(manifest.config, wanted.config)}; resume it with its own settings, or give another --name"
@@ -164,7 +183,7 @@ def taken_up(folder: Path, wanted: Manifest, probes: Sequence[str] | None) -> Ma
         raise UsageError(f"run {folder.name!r} has the probes {','.join(manifest.probes)}; resume it without --probes")
     manifest.status, manifest.error, manifest.timeline = "running", "", ""
     manifest.plugin_problems = wanted.plugin_problems
-    if manifest.vectorized is None:  # of an earlier version; it is not defective, for those are not resumed
+    if manifest.vectorized is None:  # of an earlier version; defective ones are not resumed
         manifest.vectorized = 0
     manifest.process, manifest.host = wanted.process, wanted.host
     manifest.versions, manifest.device, manifest.threads = wanted.versions, wanted.device, wanted.threads
@@ -172,5 +191,9 @@ def taken_up(folder: Path, wanted: Manifest, probes: Sequence[str] | None) -> Ma
 
 
 def _difference(had: dict[str, Any], wanted: dict[str, Any]) -> str:
-    changed = [f"{key}={had.get(key)!r} (given {wanted.get(key)!r})" for key in had if had.get(key) != wanted.get(key)]
+    changed = [
+        f"{key}={had[key]!r} (given {wanted.get(key)!r})" if key in had else f"no {key} (given {wanted[key]!r})"
+        for key in {**had, **wanted}
+        if had.get(key) != wanted.get(key)
+    ]
     return ", ".join(changed) or "the same config"

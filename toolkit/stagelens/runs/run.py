@@ -15,13 +15,12 @@ from stagelens.runs.store import NotAsItEnded, read_measurements
 from stagelens.timelines import Timeline
 
 if TYPE_CHECKING:
-    from transformer_lens import HookedRootModule
-
-    from stagelens.experiments import Experiment
+    from stagelens.experiments import Experiment, Prediction, StageSettings
     from stagelens.host import Host
-    from stagelens.stages import Stages
+    from stagelens.models import HookedRootModule
+    from stagelens.stages import JointStages, Stages
 
-PHASE = "head_specialization/phase"
+ALL = "all"  # instead of a series: the whole model
 AxisName = Literal["auto", "linear", "log"]  # of `detect_stages`
 
 
@@ -34,8 +33,9 @@ class Run:
         self.folder = folder
         self.manifest: Manifest = manifest or load_manifest(folder)
         self._host = host
-        self._detected: dict[tuple[bytes, bytes, AxisName, float, float], Stages] = {}  # by the curve and the settings
-        self.noted: dict[str, str] = {}  # what plugin code raised while figures and report were made, see `noting`
+        self._detected: dict[tuple[Any, ...], Stages] = {}  # by the curve and the settings
+        self._joint: dict[tuple[Any, ...], JointStages] = {}
+        self.noted: dict[str, str] = {}  # errors of plugin code while figures and report were made, see `noting`
 
     @property
     def name(self) -> str:
@@ -52,7 +52,7 @@ class Run:
 
     @cached_property
     def timeline(self) -> Timeline:
-        """All measurements, as read when this was first used; `refresh` reads them again."""
+        """All measurements. They are read at the first use; `refresh` reads them again."""
         attributes = {"run": self.name, "task": self.manifest.task, "seed": self.manifest.seed}
         try:
             read = read_measurements(self.folder, self.manifest.timeline)
@@ -63,16 +63,18 @@ class Run:
         return Timeline(read, attributes)
 
     def refresh(self) -> None:
-        """Forgets the timeline and what follows from it, because the run's writer has added measurements."""
+        """Discards the cached timeline and phases, because the run's writer has added measurements."""
         for name in ("timeline", "phases"):
             self.__dict__.pop(name, None)
 
     @cached_property
-    def experiment(self) -> Experiment:
-        """The task or flow with this run's config and seed."""
-        from stagelens.experiments import validate
+    def experiment(self) -> Any:
+        """The `Task` or `Flow` with this run's config and seed; `OwnLoop` if a recorder wrote it in a user's loop."""
+        from stagelens.experiments import OwnLoop, validate
         from stagelens.host import make_host
 
+        if self.manifest.kind == OwnLoop.id:
+            return OwnLoop(self._stored_predictions())
         host = self._host or make_host()
         task, plugin = self.manifest.task, self.manifest.plugin
         if task not in dict(host.tasks):
@@ -85,7 +87,8 @@ class Run:
     def known_experiment(self) -> Experiment | None:
         """Returns `experiment`; None if its plugin is not installed any more."""
         with noting(self.noted, f"making {self.manifest.task}"), suppress(StagelensError):
-            return self.experiment
+            found: Experiment = self.experiment
+            return found
         return None
 
     @property
@@ -93,20 +96,32 @@ class Run:
         """What failed, one line each: probes, and other plugin code such as `figures()` and `predictions()`."""
         return self.manifest.problems | self.manifest.plugin_problems | self.noted
 
+    @cached_property
+    def stage_settings(self) -> StageSettings:
+        """How this run's stages are detected, and what its task expects of them."""
+        from stagelens.experiments import StageSettings, stage_settings
+
+        with suppress(UsageError):
+            return stage_settings(self.manifest.stage_settings)
+        return StageSettings()  # settings of another version, or of an untrusted manifest
+
     def stages(
         self,
         metric: str | None = None,
         *,
-        axis: AxisName = "auto",
-        min_drop: float = 0.01,
-        significance: float = 3.0,
+        axis: AxisName | None = None,
+        min_drop: float | None = None,
+        significance: float | None = None,
     ) -> Stages:
-        """Plateaus and transitions of a curve (`loss`, `probe/reading[layer=1]`), by default of the task's own metric.
+        """Returns the stages of a curve (`loss`, `probe/reading[layer=1]`), by default of the task's metric.
 
-        Layers, heads and positions that `metric` does not pick are averaged. The settings are those of `detect_stages`.
+        Layers, heads and positions that `metric` does not select are averaged. `all` means the whole model, see
+        `joint_stages`. Options: see `detect_stages`; default: the settings of the task.
         """
-        from stagelens.timelines import one_curve
+        from stagelens.timelines import nearest_reference, one_curve
 
+        if metric == ALL and ALL not in self.timeline:
+            return self.joint_stages(axis=axis, min_drop=min_drop, significance=significance)
         metric = metric or self.manifest.metric
         curve = one_curve(self.timeline, metric)
         if curve.labels:
@@ -119,38 +134,62 @@ class Run:
         levels = [level for level in predicted if level is not None]
         if names and len(levels) == len(names) + 1:
             return found.named_by_level(names, levels)
+        if not names and (nearest := nearest_reference(self.timeline)) is not None:
+            return found.named(nearest.transition_names(self.timeline.steps, found.transitions))
         count = len(found.transitions)
         # An unfinished run has the first of the named stages. If there are more stages than names, none is named.
         return found.named(names[:count]) if 0 < count <= len(names) else found
 
+    def joint_stages(
+        self, *, axis: AxisName | None = None, min_drop: float | None = None, significance: float | None = None
+    ) -> JointStages:
+        """Returns the stages of the whole model, found from all readings together; they are found once."""
+        from stagelens.stages import joint_stages
+        from stagelens.timelines import nearest_reference
+
+        settings = self._settings(axis, min_drop, significance)
+        key = (len(self.timeline.steps), *settings.values())
+        if key not in self._joint:
+            found, nearest = joint_stages(self.timeline, **settings), nearest_reference(self.timeline)
+            if nearest is not None:
+                found = found.named(nearest.transition_names(self.timeline.steps, found.transitions))
+            self._joint[key] = found
+        return self._joint[key]
+
     def detect(
-        self, steps: Any, values: Any, *, axis: AxisName = "auto", min_drop: float = 0.01, significance: float = 3.0
+        self,
+        steps: Any,
+        values: Any,
+        *,
+        axis: AxisName | None = None,
+        min_drop: float | None = None,
+        significance: float | None = None,
     ) -> Stages:
-        """Returns `detect_stages` with the same arguments; the stages of each curve are found once."""
+        """Returns `detect_stages` with the task's settings as defaults; the stages of each curve are found once."""
         from stagelens.stages import detect_stages
 
         steps, values = np.asarray(steps), np.asarray(values)
-        key = (steps.tobytes(), values.tobytes(), axis, min_drop, significance)
+        settings = self._settings(axis, min_drop, significance)
+        key = (steps.tobytes(), values.tobytes(), *settings.values())
         if key not in self._detected:
-            self._detected[key] = detect_stages(steps, values, axis=axis, min_drop=min_drop, significance=significance)
+            self._detected[key] = detect_stages(steps, values, **settings)
         return self._detected[key]
+
+    def _settings(self, axis: AxisName | None, min_drop: float | None, significance: float | None) -> dict[str, Any]:
+        """Returns the arguments of the detector: the given ones, else those of the task."""
+        own = self.stage_settings
+        return {
+            "axis": own.axis if axis is None else axis,
+            "min_drop": own.min_drop if min_drop is None else min_drop,
+            "significance": own.strength if significance is None else significance,
+        }
 
     @cached_property
     def phases(self) -> list[dict[str, Any]]:
-        """The phases of head specialization in order, per layer: `{phase, start, end, layer}`."""
-        if PHASE not in self.timeline:
-            return []
-        column, values, steps = self.timeline.column(PHASE), self.timeline.series(PHASE), self.timeline.steps
-        found = []
-        for index, layer in enumerate(column.coordinate("layer")):
-            code = values[:, index]
-            starts = np.flatnonzero(np.diff(code, prepend=np.nan) != 0)
-            ends = np.append(starts[1:], len(code) - 1)
-            for start, end in zip(starts, ends, strict=True):
-                if not np.isnan(code[start]):
-                    phase = {"phase": column.label(code[start]), "start": steps[start].item(), "end": steps[end].item()}
-                    found.append(phase | {"layer": layer})
-        return found
+        """The phases of head specialization that last, in order, per layer: `{phase, start, end, layer}`."""
+        from stagelens.timelines import phases_of
+
+        return phases_of(self.timeline)
 
     @property
     def final(self) -> dict[str, Any]:
@@ -164,6 +203,22 @@ class Run:
         """What theory predicts and what was measured, as scored when the run ended."""
         return self.manifest.predictions
 
+    def _stored_predictions(self) -> list[Prediction]:
+        """Returns the levels and times in the manifest, as predictions of series of one number per step."""
+        from stagelens.experiments import Prediction
+
+        single = {name for name in self.timeline if self.timeline.column(name).size == 1}
+        return [
+            Prediction(p["name"], p["kind"], p["expected"], p["reference"], p["series"])
+            for p in self.predictions
+            if p.get("kind") in ("level", "time") and p.get("expected") is not None and p.get("series") in single
+        ]
+
+    @property
+    def unit(self) -> str:
+        """`step`, or `time` of a flow."""
+        return "time" if self.manifest.kind == "flow" else "step"
+
     @property
     def command(self) -> str:
         """The command that repeats this run."""
@@ -173,21 +228,21 @@ class Run:
 
     @cached_property
     def warnings(self) -> list[str]:
-        """What is wrong with the run's numbers as a whole, each with what to do about it."""
+        """Warnings about all of the run's numbers, each with what to do."""
         from stagelens.runs.defects import defect_of
 
         return self.warnings_with(defect_of(self.folder, self.manifest))
 
     def warnings_with(self, defect: str) -> list[str]:
         """Returns the run's warnings, and one about its `defect` unless that is empty."""
-        again = f"{self.command} --probes {','.join(self.manifest.probes)}"
-        return [*self.manifest.warnings, *([f"{defect}; repeat it: {again}"] if defect else [])]
+        return [*self.manifest.warnings, *([f"{defect}; repeat it: {self.command}"] if defect else [])]
 
     def summary(self) -> dict[str, Any]:
         """What `stagelens show --json` prints."""
-        from stagelens.timelines import probe_events
+        from stagelens.timelines import probe_events, what_formed
 
         manifest = self.manifest
+        step = self.timeline.steps[-1].item() if len(self.timeline.steps) else None
         return {
             "run": str(self.folder),
             "name": self.name,
@@ -197,22 +252,43 @@ class Run:
             "seed": manifest.seed,
             "status": self.status,
             "error": manifest.error,
-            "steps": manifest.steps,
-            "step": self.timeline.steps[-1].item() if len(self.timeline.steps) else None,
+            "steps": max(manifest.steps, step or 0),  # the manifest of a user's loop has them when the loop ended
+            "step": step,
             "seconds": manifest.seconds,
             "device": manifest.device,
             "final": self.final,
             "metric": manifest.metric,
             "stages": self._stages_if_any(),
+            "stage_differences": self.stage_differences,
+            "nearest": self.nearest,
             "phases": self.phases,
             "training_phases": manifest.phases,
             "events": manifest.events,
             "probe_events": probe_events(self.timeline),
+            "formed": [one.to_dict() for one in what_formed(self.timeline, self.unit)],
             "predictions": self.predictions,
             "skipped": manifest.skipped,
             "problems": self.problems,
             "warnings": self.warnings,
         }
+
+    @property
+    def stage_differences(self) -> list[str]:
+        """How the stages of the metric differ from what the task expects, one sentence each."""
+        from stagelens.experiments import differences
+
+        if not {"transitions", "levels"} & self.manifest.stage_settings.keys():
+            return []
+        with suppress(StagelensError):
+            return differences(self.stage_settings, self.stages())
+        return []
+
+    @property
+    def nearest(self) -> list[dict[str, Any]]:
+        """The reference predictors that the model was nearest to, in order: `{reference, start, end}`."""
+        from stagelens.timelines import nearest_spans
+
+        return nearest_spans(self.timeline)
 
     def _stages_if_any(self) -> list[dict[str, Any]]:
         stored = self.manifest.stages
@@ -234,7 +310,7 @@ class Run:
 
         return checkpoint.steps_in(self.folder)
 
-    def model_at(self, step: int | None = None, device: str = "cpu") -> HookedRootModule:
+    def model_at(self, step: float | None = None, device: str = "cpu") -> HookedRootModule:
         """Returns the hooked model as it was at `step` (None: the last one).
 
         Between two checkpoints the training is replayed from the earlier one. Batches depend on (seed, step) alone,
@@ -248,11 +324,12 @@ class Run:
 
         task = self.experiment
         if not isinstance(task, Task):
-            raise UsageError(f"run {self.name!r} is a flow ({self.manifest.task}); it has no model")
+            what = "a flow" if self.manifest.kind == "flow" else "of a user's own loop"
+            raise UsageError(f"run {self.name!r} is {what} ({self.manifest.task}); it has no model")
         known = self.checkpoints
         if not known:
             raise UsageError(f"run {self.name!r} has no checkpoint yet")
-        wanted = known[-1] if step is None else step
+        wanted = known[-1] if step is None else int(step)
         before = [saved for saved in known if saved <= wanted]
         last = max(known[-1], *map(int, self.timeline.steps[-1:]))
         if not before or wanted > last:

@@ -1,4 +1,4 @@
-"""The store of a timeline: `timeline.sqlite`, one transaction a measurement, readable while it is written."""
+"""The store of a timeline, `timeline.sqlite`: one transaction per measurement, readable while it is written."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from stagelens.timelines import LARGEST_STEP, Layout, Measurement, layout_from_j
 FILE = "timeline.sqlite"
 APPLICATION_ID = 0x57A6E1E5  # marks the file as ours in its header
 FORMAT = 1
-NOT_THE_FILE = {  # what is wrong is around the file: the disk, its rights, or somebody who holds it
+NOT_THE_FILE = {  # errors of the disk, its permissions, or another process; the file itself is not damaged
     *(sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR, sqlite3.SQLITE_READONLY, sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_PERM),
     *(sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED, sqlite3.SQLITE_NOMEM),
 }
@@ -36,7 +36,7 @@ CREATE TABLE measurement (
 
 
 class Store:
-    """The writer. There is one per run."""
+    """Writes the timeline of a run. A run has one writer."""
 
     def __init__(self, folder: Path) -> None:
         self.path = folder / FILE
@@ -54,7 +54,7 @@ class Store:
         self._layouts: dict[Layout, tuple[int, str]] = {}
 
     def add(self, *measurements: Measurement) -> None:
-        """Writes measurements in one transaction; one of the same step is replaced."""
+        """Writes measurements in one transaction. It replaces earlier measurements of the same steps."""
         with _faults(self.path):
             self._connection.execute("BEGIN IMMEDIATE")
             try:
@@ -68,29 +68,30 @@ class Store:
                 raise
 
     def sync(self) -> None:
-        """Makes what was added outlive a power cut; the end of the process it outlives anyway, at no cost.
+        """Syncs the measurements to disk, so that a power failure does not lose them.
 
-        A checkpoint is no use without the measurements before it, so they are synced first.
+        Without it they survive the end of the process only. They are synced before each checkpoint: a run cannot be
+        resumed from a checkpoint without the measurements before it.
         """
         with _faults(self.path):
             self._connection.execute("PRAGMA wal_checkpoint(PASSIVE)")
 
     def forget_after(self, step: float) -> None:
-        """Takes out what was measured after `step`, which a resumed run measures anew."""
+        """Deletes the measurements after `step`, which a resumed run repeats."""
         with _faults(self.path):
             self._connection.execute("DELETE FROM measurement WHERE step > ?", (step,))
 
     def digest(self) -> str:
-        """What the manifest of an ended run keeps of its timeline."""
+        """Returns the digest of the timeline, which the manifest of an ended run stores."""
         with _faults(self.path):
             return _digest(self._connection.execute("SELECT sum FROM measurement ORDER BY step"))
 
     def close(self) -> None:
-        """Folds the log into the file, so that the run is one file again."""
+        """Closes the file. Moves the write-ahead log into it, so that the timeline is one file again."""
         with _faults(self.path), closing(self._connection):
             self._connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
             self._connection.execute("PRAGMA busy_timeout = 0")
-            with suppress(sqlite3.OperationalError):  # somebody reads just now: the log stays, which does no harm
+            with suppress(sqlite3.OperationalError):  # another process is reading: the log remains, which does no harm
                 self._connection.execute("PRAGMA journal_mode = DELETE")
 
     def _row(self, measurement: Measurement) -> tuple[float, int, int, bytes]:
@@ -109,14 +110,14 @@ class Store:
 
 
 class NotAsItEnded(EnvironmentFault):
-    """A timeline that is whole in itself, and not the one that the manifest speaks of."""
+    """A timeline without damage that is not the one that the manifest describes."""
 
 
 def read_measurements(folder: Path, digest: str = "") -> list[Measurement]:
-    """All measurements of the run in `folder`, sorted by step. It never writes, and needs no right to.
+    """Returns all measurements of the run in `folder`, sorted by step. It never writes, and needs no write permission.
 
-    Damage is told, also where it only loses rows. `digest` is what an ended run's manifest says of its timeline: by it
-    a timeline of another run is told, and one that is gone.
+    Damage raises an error, also if it only loses rows. `digest` is the one in the manifest of an ended run: it detects
+    a timeline of another run, and a missing one.
     """
     path = folder / FILE
     rows: list[tuple[Any, ...]] = []
@@ -127,7 +128,7 @@ def read_measurements(folder: Path, digest: str = "") -> list[Measurement]:
             try:
                 if not _is_empty(connection):
                     _check_ours(connection, path)
-                    connection.execute("BEGIN")  # one snapshot for both tables, while a writer goes on
+                    connection.execute("BEGIN")  # one snapshot of both tables, while the writer continues
                     _check_whole(connection)
                     texts = dict(connection.execute("SELECT id, columns FROM layout").fetchall())
                     values = 'SELECT step, layout, sum, "values" FROM measurement ORDER BY step'
@@ -148,17 +149,17 @@ def read_measurements(folder: Path, digest: str = "") -> list[Measurement]:
 
 
 def _sum(step: float, layout: str, values: bytes) -> int:
-    """The checksum of a row: a flipped bit in any part of it is seen."""
+    """Returns the checksum of a row. It detects a flipped bit in any part of it."""
     return zlib.crc32(values, zlib.crc32(f"{float(step)!r} {layout}".encode()))
 
 
 def _digest(sums: Iterable[tuple[int]]) -> str:
-    """Of all rows in order, by their checksums."""
+    """Returns a digest of all rows in order, from their checksums."""
     return hashlib.sha256(b"".join(crc.to_bytes(4) for (crc,) in sums)).hexdigest()[:16]
 
 
 def _open_to_read(path: Path) -> sqlite3.Connection:
-    """A read-only connection; on a read-only disk, where SQLite cannot keep its log's index, an immutable one."""
+    """Returns a read-only connection; an immutable one on a read-only disk, where SQLite cannot write its index."""
     uri = path.resolve().as_uri()
     connection = sqlite3.connect(f"{uri}?mode=ro", uri=True, timeout=30)
     try:
@@ -170,23 +171,23 @@ def _open_to_read(path: Path) -> sqlite3.Connection:
 
 
 def _is_empty(connection: sqlite3.Connection) -> bool:
-    """Whether nothing was ever written: the writer may be killed before it has made the tables."""
+    """Returns True if there are no tables: the writer may be killed before it creates them."""
     (tables,) = connection.execute("SELECT count(*) FROM sqlite_master").fetchone()
     return not tables
 
 
 def _check_whole(connection: sqlite3.Connection) -> None:
-    """Refuses a file with pages that do not belong together; it takes milliseconds."""
+    """Raises an error if the pages of the file are inconsistent. It takes milliseconds."""
     (found,) = connection.execute("PRAGMA integrity_check(1)").fetchone()
     if found != "ok":
         raise sqlite3.DatabaseError(" ".join(found.split()))
 
 
 def _check_meaning(rows: Sequence[tuple[Any, ...]], layouts: Mapping[int, Layout]) -> None:
-    """Refuses what no writer of ours can have written, however right its checksums are."""
+    """Raises an error for rows that stagelens cannot have written, even if their checksums are right."""
     steps = np.array([step for step, *_ in rows if not isinstance(step, str | bytes)], dtype=np.float64)
     if len(steps) < len(rows) or not (np.abs(steps) <= LARGEST_STEP).all() or (np.diff(steps) <= 0).any():
-        raise ValueError("its steps are no rising numbers")
+        raise ValueError("its steps are not increasing numbers")
     sizes = {number: 8 * sum(column.size for column in layout) for number, layout in layouts.items()}
     for step, number, _, values in rows:
         if len(values) != sizes[number]:
@@ -195,7 +196,7 @@ def _check_meaning(rows: Sequence[tuple[Any, ...]], layouts: Mapping[int, Layout
 
 @cache
 def _tables() -> list[tuple[str, str, str]]:
-    """What a file of ours has: its two tables and nothing else, no view or trigger that would run somebody's query."""
+    """Returns the two tables of a timeline. Views and triggers are not allowed: they could run an untrusted query."""
     with closing(sqlite3.connect(":memory:")) as connection:
         connection.executescript(SCHEMA)
         return connection.execute(_LISTED).fetchall()
@@ -217,12 +218,12 @@ def _check_ours(connection: sqlite3.Connection, path: Path) -> None:
 
 @contextmanager
 def _faults(path: Path) -> Iterator[None]:
-    """SQLite's and the system's errors as one line each."""
+    """Turns errors of SQLite and of the system into environment errors of one line."""
     try:
         yield
     except sqlite3.DatabaseError as error:
         outside = getattr(error, "sqlite_errorcode", 0) & 0xFF in NOT_THE_FILE
-        advice = "free space or mend the folder, then resume" if outside else "restore it from a copy or delete the run"
-        raise EnvironmentFault(f"{path} cannot be used ({error}); {advice}") from error
+        fix, replace = "free disk space or fix the directory, then resume", "restore it from a copy or delete the run"
+        raise EnvironmentFault(f"{path} cannot be used ({error}); {fix if outside else replace}") from error
     except (OSError, ValueError, TypeError, RecursionError) as error:  # TypeError: a column holds another type
         raise EnvironmentFault(f"{path} cannot be used ({' '.join(str(error).split())})") from error

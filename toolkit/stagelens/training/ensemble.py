@@ -1,4 +1,4 @@
-"""Ensembles: the seeds of one config trained as one.
+"""Ensembles: the seeds of one config trained together.
 
 Every member stays an ordinary training: it has its own model (whose parameters are views of the stack), data, readings,
 checkpoints and run folder. Only the step is shared: one vectorized loss, one backward pass, one elementwise update.
@@ -27,7 +27,7 @@ from stagelens.training.writer import Progress, graceful
 
 @dataclass(frozen=True)
 class Ensemble(Sequence[Run]):
-    """The runs of an ensemble, one for each seed. `alone` says why they were run one by one, where they were."""
+    """The runs of an ensemble, one for each seed. If they were run one by one, `alone` gives the reason."""
 
     runs: tuple[Run, ...]
     alone: str = ""
@@ -103,7 +103,7 @@ def run_ensemble(
 def _train_together(
     plans: Sequence[Plan], trainings: Sequence[Training], folders: Sequence[Path], host: Host, progress: Progress | None
 ) -> list[Run]:
-    """Trains what is not finished as one, from the newest step that all of it has; returns all runs."""
+    """Trains the unfinished runs together, from the newest step that all of them have. Returns all runs."""
     done = {folder: Run(folder, host) for folder in folders if (folder / FILE).exists()}
     planned = zip(plans, trainings, folders, strict=True)
     left = [(plan, training, folder) for plan, training, folder in planned if not _finished(done.get(folder))]

@@ -1,7 +1,7 @@
-"""Tracing: a function of tensors as the flat list of the operations that it does, without those that need not be done.
+"""Tracing: turns a function of tensors into a flat list of its operations, without those that are not needed.
 
-Small models spend their time around operations, not in them: in Python, in autograd, and in operations that only look
-at a tensor in another way or make the same tensor at every call.
+Small models spend their time between operations: in Python, in autograd, in views, and in operations that compute the
+same tensor at every call.
 """
 
 from __future__ import annotations
@@ -32,10 +32,11 @@ IN_PLACE = {aten.squeeze_.dim: aten.squeeze.dim, aten.squeeze_.dims: aten.squeez
 
 
 def traced(function: Callable[..., Any], inputs: Sequence[Tensor], fixed: Collection[int] = ()) -> Callable[..., Any]:
-    """`function` as what it does on tensors shaped as `inputs`; those with an index in `fixed` are always these ones.
+    """Returns `function` as a traced graph, for inputs of the shapes of `inputs`.
 
-    It must be called without gradients, and give tensors, or lists and tuples of them. What cannot be traced is used as
-    it is. Whatever `function` decides by looking at anything but its inputs is decided for good.
+    Inputs with an index in `fixed` are constants. The function must be called without gradients, and must return
+    tensors, or lists and tuples of them. A function that cannot be traced is returned unchanged. Decisions that depend
+    on anything but the inputs are made once, while tracing.
     """
     try:
         graph: GraphModule = make_fx(function)(*(tensor.detach() for tensor in inputs))
@@ -59,7 +60,7 @@ def _changes_its_input(node: Node) -> bool:
 
 
 def _fold(graph: GraphModule, values: Mapping[Node, Any], fixed: Collection[int]) -> None:
-    """Takes what is the same at every call from `values`, where it was computed once."""
+    """Replaces what is the same at every call by the `values` computed once."""
     nodes = list(graph.graph.nodes)
     placeholders = [node for node in nodes if node.op == "placeholder"]
     same = {placeholders[index] for index in fixed} | {node for node in nodes if node.op == "get_attr"}
@@ -75,7 +76,7 @@ def _fold(graph: GraphModule, values: Mapping[Node, Any], fixed: Collection[int]
 
 
 def _join_views(graph: GraphModule, values: Mapping[Node, Any]) -> None:
-    """Makes one operation of a chain of views, and none of a view that shows its tensor as it is."""
+    """Merges a chain of views into one operation, and removes a view that does not change its tensor."""
     roots: dict[Node, Node] = {}
     for node in list(graph.graph.nodes):
         if node.op != "call_function" or node.target not in VIEWS:

@@ -1,4 +1,4 @@
-"""Tracks: trainings on record. One loop carries one training, or several that advance as one, to its end."""
+"""Tracks: trainings that are recorded. One loop runs one training, or several vectorized ones, to the end."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ CHECK_EVERY = 50  # steps between looks at whether the loss is still finite
 
 
 class Track:
-    """One training on record: measures and saves it when that is due."""
+    """One recorded training. It is measured and saved at the steps of its schedule."""
 
     def __init__(self, training: Training, writer: Writer, store: Store) -> None:
         self.training, self.writer, self.store = training, writer, store
@@ -36,7 +36,7 @@ class Track:
         self.schedule = training.task.schedule()
         self.losses: list[tuple[float, float]] = []
         self.to_measure: int | None = 0
-        self.observed: Observed | None = None  # by somebody else, at the step that is due
+        self.observed: Observed | None = None  # set by the vectorized recorder, at the step that is due
         self.to_save = {*CHECKPOINTS.planned(self.steps)}
 
     def can_restore(self, step: int) -> bool:
@@ -49,7 +49,7 @@ class Track:
         return True
 
     def restore(self, most: int | None = None) -> int:
-        """Puts the newest checkpoint (of at most step `most`) back, with all measured up to it; returns its step."""
+        """Restores the newest checkpoint (of at most step `most`) and the measurements up to it. Returns its step."""
         found = checkpoint.latest(self.writer.folder, self.training.task.id, most, self.writer.manifest.content)
         if found is None:
             self.store.forget_after(-1)
@@ -78,7 +78,7 @@ class Track:
         return step == self.to_measure or step in self.to_save
 
     def visit(self, step: int, save: bool) -> None:
-        """Measures and saves what is due at `step`, and saves anyway with `save`."""
+        """Measures and saves if the schedule says so at `step`. `save` forces a checkpoint."""
         if step == self.to_measure:
             observed, self.observed = self.observed or self.recorder.observe(step), None
             readings = self.recorder.record(step, observed, self.training.scalars())
@@ -119,11 +119,11 @@ def carry(
     settle: Callable[[bool], None] = lambda saving: None,  # noqa: ARG005
     look: Callable[[int, Sequence[Track]], None] = lambda step, due: None,  # noqa: ARG005
 ) -> None:
-    """Carries the tracks from step `start` to their end, or to the step after `stop` is set; their writers know which.
+    """Trains the tracks from step `start` to the end, or to the step after `stop` is set. Their writers store which.
 
-    A track whose loss diverges ends there, and the others go on. `settle(saving)` brings the tracks' trainings up to
-    date before they are looked at, where `trainer` keeps what it changes elsewhere. `look(step, due)` may observe for
-    the tracks that are to be measured.
+    A track whose loss diverges ends there, and the others continue. `settle(saving)` copies what `trainer` stores
+    elsewhere, such as stacked weights, back into the tracks before they are measured. `look(step, due)` may observe for
+    the tracks that are measured at this step.
     """
     steps = tracks[0].steps
     report = throttled(progress, steps)
@@ -152,7 +152,7 @@ def carry(
 
 @contextmanager
 def _ends_alone(track: Track, alive: list[Track]) -> Iterator[None]:
-    """A track whose loss diverges in the block is not alive any more, and its writer knows what it ended with."""
+    """If the loss of the track diverges in the block, stops the track and stores the reason in its writer."""
     try:
         yield
     except Diverged as divergence:

@@ -15,7 +15,9 @@ from stagelens.experiments import (
     Flow,
     Task,
     as_settings,
+    config_defaults,
     make_config,
+    stage_settings,
 )
 from stagelens.host import Host
 from stagelens.runs import (
@@ -46,7 +48,7 @@ class Plan:
     host: Host
 
     def training(self) -> Training | None:
-        """The training of a task; None for a flow."""
+        """Returns the training of a task; None for a flow."""
         if not isinstance(self.experiment, Task):
             return None
         from stagelens.experiments import Training
@@ -61,7 +63,8 @@ class Plan:
         replace: bool = False,
         notify: Notify | None = None,
     ) -> Path:
-        folder = choose_folder(runs_folder(runs), self.manifest, name, resume, replace, notify)
+        defaults = config_defaults(self.experiment.config)
+        folder = choose_folder(runs_folder(runs), self.manifest, name, resume, replace, notify, defaults)
         if resume and (folder / FILE).exists() and (defect := defect_of(folder, load_manifest(folder))):
             raise UsageError(f"run {folder.name!r} cannot be resumed: {defect}; repeat it without --resume")
         return folder
@@ -98,7 +101,7 @@ def plan_run(
 
 
 def resolve_task(task: str | type[Experiment], host: Host) -> tuple[str, type[Experiment]]:
-    """The plugin and class that `task` means."""
+    """Returns the plugin and the class of `task`."""
     if isinstance(task, str):
         reference = host.task(task)
         return host.tasks.owners[reference.id], reference.load()
@@ -110,11 +113,8 @@ def resolve_task(task: str | type[Experiment], host: Host) -> tuple[str, type[Ex
 
 
 def probe_names(experiment: Experiment, given: Sequence[str] | None, host: Host) -> list[str]:
-    """The probes of a run: those given, else the task's own, else all that run by default. All of them exist."""
-    if not isinstance(experiment, Task):
-        return []
-    names = given or experiment.probes or [name for name, ref in host.probes if ref.default]
-    return [host.probes[name].name for name in names]
+    """Returns the probes of a run, as `Host.probe_names` chooses them; none for a flow."""
+    return host.probe_names(given, experiment.probes) if isinstance(experiment, Task) else []
 
 
 def _manifest(experiment: Experiment, plugin: str, preset: str, device: str) -> Manifest:
@@ -123,6 +123,7 @@ def _manifest(experiment: Experiment, plugin: str, preset: str, device: str) -> 
     where, threads = ("cpu", 1) if flow else _hardware(device)
     phases = [] if flow else [{"phase": p.name, "steps": p.steps} for p in experiment.phases()]  # type: ignore[attr-defined]
     problems: dict[str, str] = {}
+    given = stage_settings(experiment.stages, f"{experiment.id}.stages")
     stage_names: list[str] = []
     with noting(problems, "stage_names()", experiment, experiment.stage_names):
         stage_names = [str(name) for name in experiment.stage_names()]
@@ -136,6 +137,7 @@ def _manifest(experiment: Experiment, plugin: str, preset: str, device: str) -> 
         steps=config.time if flow else config.steps,
         metric=experiment.metric,
         stage_names=stage_names,
+        stage_settings=given.model_dump(mode="json", exclude_unset=True),
         plugin_problems=problems,
         device=where,
         threads=threads,
@@ -149,7 +151,7 @@ def _manifest(experiment: Experiment, plugin: str, preset: str, device: str) -> 
 
 
 def _hardware(device: str) -> tuple[str, int]:
-    """The device that a name means, and the threads that work on it."""
+    """Returns the device of this name, and the number of threads to use."""
     import torch
 
     from stagelens.base import resolve_device
@@ -158,6 +160,6 @@ def _hardware(device: str) -> tuple[str, int]:
 
 
 def _settings(experiment: Experiment, preset: str) -> dict[str, Any]:
-    """The keys whose values are not the preset's."""
+    """Returns the config keys whose values differ from the preset."""
     plain = make_config(experiment.Config, experiment.presets, preset, []).model_dump(mode="json")
     return {key: value for key, value in experiment.config.model_dump(mode="json").items() if plain[key] != value}

@@ -43,7 +43,7 @@ def run(
         if training is None:
             raise UsageError(f"{plan.experiment.id!r} is a flow, which has no training step; run it without compiling")
         training.compile()
-    folder = plan.folder(runs, name, resume, replace, notify)  # all that the user can have mistaken is told by now
+    folder = plan.folder(runs, name, resume, replace, notify)  # the user's mistakes are reported before this line
     with replacing(folder, replace, notify):
         plan.warn(notify)
         with plan.writing(folder) as writer:

@@ -1,4 +1,4 @@
-"""The recorders of stacked trainings: those that are due at a step look at their models in one vectorized pass."""
+"""The recorders of vectorized seeds: those that measure at the same step share one vectorized pass."""
 
 from __future__ import annotations
 
@@ -25,17 +25,17 @@ States = dict[str, dict[str, Tensor]]  # what each probe carries on
 
 
 class Apart(Exception):
-    """Why recorders have to look one by one, in a few words."""
+    """Recorders cannot share a pass; the message gives the reason."""
 
 
 class StackedRecorder:
     """Observes for the recorders of stacked trainings what each would observe alone.
 
     The pass and the probes that set `stacks` are vectorized, with the batch and the directions of each member. The
-    metrics and the other probes are computed member by member after the pass, with the member's own task. `apart` says
-    why every recorder looks for itself instead: a probe of the second kind has hooks, the batches are large, groups or
-    queries differ, or a number is not what a member finds alone. All members are compared at the first two
-    observations, and one of the others than the first, each in turn, at the 4th, 8th, 16th, ...
+    metrics and the other probes are computed member by member after the pass, with the member's own task. If every
+    recorder has to make its own pass, `apart` gives the reason: a probe of the second kind has hooks, the batches are
+    large, groups or queries differ, or a number differs from that of a member alone. All members are compared with
+    passes of their own at the first two observations; at the 4th, 8th, 16th, ... one of them is, each in turn.
     """
 
     def __init__(self, stacked: Stacked, recorders: Sequence[Recorder]) -> None:
@@ -48,7 +48,7 @@ class StackedRecorder:
             self.apart = f"what the probes see cannot be stacked: {reason}"
 
     def observe(self, step: float, members: Sequence[int]) -> list[Observed] | None:
-        """What the recorders of `members` see at `step`; None where each has to look for itself."""
+        """Returns what the recorders of `members` observe at `step`; None if each has to make its own pass."""
         recorders = [self.recorders[member] for member in members]
         if self.apart or len(members) < 2 or any(recorder.suspicious for recorder in recorders):
             return None
@@ -69,7 +69,7 @@ class StackedRecorder:
         return together
 
     def _to_check(self, members: int) -> Sequence[int]:
-        """Which of the members that look together are to be compared with what they see alone."""
+        """Returns the members of a shared pass whose result is compared with a pass of their own."""
         self._observed += 1
         if self._observed <= CHECKED:
             return range(members)
@@ -132,7 +132,7 @@ class _Lens(nn.Module):
         self.after = bool(alone) or recorder.metrics is not None  # whether something is computed from the output
 
     def _scene(self, batch: Batch, directions: Sequence[Tensor]) -> ProbeContext:
-        """What the member's probes see. What of the task is a function may depend on the seed, and is refused."""
+        """Returns what the member's probes observe. Refuses functions of the task, which may depend on the seed."""
         own = self.recorder.context
         return replace(
             own,
@@ -162,7 +162,7 @@ class _Lens(nn.Module):
         return [torch.as_tensor(tensor) for tensor in (*tensors, *(tensor for _, tensor in after), *output)]
 
     def sorted_out(self, found: Sequence[Tensor], recorders: Sequence[Recorder]) -> list[Observed]:
-        """What each member observed, from the tensors [member, ...] of all; its probes have their new states."""
+        """Returns what each member observed, from tensors [member, ...], and sets the new states of its probes."""
         numbers = len(self.values) + sum(isinstance(reading, Reading) for _, reading in self.readings)
         arrays = [tensor.to("cpu", torch.float64).numpy() for tensor in found[:numbers]]
         states, output = found[numbers : numbers + len(self.states)], found[numbers + len(self.states) :]
@@ -186,7 +186,7 @@ class _Lens(nn.Module):
 
 
 def _states(probes: Mapping[str, Probe], names: Iterable[str] | None = None) -> States:
-    """What the probes (of `names`) carry on."""
+    """Returns the states of the probes `names`."""
     return {name: dict(probes[name].state) for name in (probes if names is None else names)}
 
 
@@ -208,7 +208,7 @@ def _nested(states: Iterable[tuple[tuple[str, str], Tensor]], names: Iterable[st
 
 
 def _fixed_parts(context: ProbeContext) -> Any:
-    """What the vectorized pass takes from the first member, and must be the same in all."""
+    """Returns what the vectorized pass takes from the first member. It must be equal in all members."""
     return list(context.groups.items()), context.queries, list(context.directions)
 
 
@@ -217,7 +217,7 @@ def _not_stacked(*_: Any) -> NoReturn:
 
 
 def _read_alone(recorders: Sequence[Recorder]) -> list[str]:
-    """The probes that are read member by member after the pass."""
+    """Returns the probes that are read for each member after the pass."""
     probes = recorders[0].probes
     alone = [name for name, probe in probes.items() if not probe.stacks]
     if hooked := [name for name in alone if probes[name].hooks]:
@@ -228,7 +228,7 @@ def _read_alone(recorders: Sequence[Recorder]) -> list[str]:
 
 
 def _check(recorder: Recorder, step: float, before: States, together: Observed) -> None:
-    """Raises unless `together` is what the recorder sees when it looks for itself; its probes go on from `together`."""
+    """Raises an error unless `together` equals what the recorder observes alone. Probes continue from `together`."""
     after = _states(recorder.probes)
     _put_states(recorder.probes, before)
     alone = recorder.observe(step)
@@ -246,7 +246,7 @@ def _check(recorder: Recorder, step: float, before: States, together: Observed) 
 
 
 def _listed(observed: Observed) -> list[Reading | Omitted]:
-    """All that was observed, under full names."""
+    """Returns everything observed, under full names."""
     values = [Reading(name, value) for name, value in observed.values.items()]
     probes = observed.readings.items()
     return [*values, *(replace(reading, name=f"{name}/{reading.name}") for name, found in probes for reading in found)]

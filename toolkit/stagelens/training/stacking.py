@@ -1,4 +1,4 @@
-"""Stacking: trainings that differ in the seed alone, advanced as one with parameters [seed, ...]."""
+"""Stacking: trains several seeds of one config together, with parameters [seed, ...]."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ SHARED = {"step", "mu_product", "eta", "mu"}  # what an optimizer keeps of a who
 
 
 class NotStackable(Exception):
-    """Why trainings cannot be stacked, in a few words."""
+    """Trainings cannot be vectorized; the message gives the reason."""
 
 
 class Stacked:
@@ -65,12 +65,12 @@ class Stacked:
         self._functions: dict[Any, Function] = {}  # by the batch's form, and by what is trained
 
     def advance(self, step: int) -> None:
-        """The update of `step` in every member."""
+        """Makes the update of `step` in every member."""
         self.enter_phase(step)
         update(self, step, self.backward(step))
 
     def backward(self, step: int) -> Tensor:
-        """The members' losses on their own batches of `step`, [seed]; each parameter's `.grad` becomes its gradient."""
+        """Returns the losses [seed] of the members on their batches of `step`, and sets `.grad` of each parameter."""
         batches = self._stacked_batch(step)
         trained = [name for name, parameter in self.parameters.items() if parameter.requires_grad]
         key = (batches if self._lasting else batches.form, *trained)
@@ -86,15 +86,15 @@ class Stacked:
         return losses
 
     def _fixed(self, batches: _Batches) -> range:
-        """Which inputs are the same at every step: the buffers, and batches that last."""
+        """Returns which inputs are the same at every step: the buffers, and batches that never change."""
         return range(len(self.parameters), len(self.state()) + (len(batches.leaves) if self._lasting else 0))
 
     def state(self) -> dict[str, tuple[Tensor, int | None]]:
-        """The model's parameters and buffers, each with the place of the seed in it; None: it is the same for all."""
+        """Returns the parameters and buffers, each with the dimension of the seed; None if all seeds share it."""
         return {name: (parameter, 0) for name, parameter in self.parameters.items()} | self._buffers
 
     def settle(self, saving: bool = False) -> None:
-        """Brings the members up to date; with `saving`, their optimizers' states too."""
+        """Copies the stacked parameters back into the members; with `saving`, the optimizer states too."""
         bad = self.bad.look()
         for index, member in enumerate(self.members):
             if self.loss is not None:
@@ -107,7 +107,7 @@ class Stacked:
                 self._hand_back(index, member)
 
     def _stacked_batch(self, step: int) -> _Batches:
-        """The members' batches of `step`. Members that always give the same batch are stacked once."""
+        """Returns the batches of the members at `step`. Batches that never change are stacked once."""
         batches = [member.batches(step) for member in self.members]
         if self._batches is None:
             self._batches = _Batches(batches)
@@ -117,7 +117,7 @@ class Stacked:
         return self._batches
 
     def _stack_buffers(self) -> None:
-        """The buffers: those that are equal in all members once, the others [seed, ...]."""
+        """Returns the buffers: those that are equal in all members once, the others as [seed, ...]."""
         buffers = [dict(member.model.named_buffers()) for member in self.members]
         self._buffers: dict[str, tuple[Tensor, int | None]] = {}
         for name, value in buffers[0].items():
@@ -158,12 +158,12 @@ class Stacked:
             self._follow_gradients()
 
     def _follow_gradients(self) -> None:
-        """The stack trains what the first member trains."""
+        """Makes the stack train the parameters that the first member trains."""
         for name, parameter in self.members[0].model.named_parameters():
             self.parameters[name].requires_grad_(parameter.requires_grad)
 
     def clip(self, most: float) -> Tensor:
-        """Scales each member's gradient to a norm of at most `most`, as `clip_grad_norm_` does; the norms, [seed]."""
+        """Clips the gradient of each member to the norm `most`, as `clip_grad_norm_` does. Returns the norms [seed]."""
         gradients = [p.grad for p in self.parameters.values() if p.grad is not None]
         norms = torch.stack(
             [torch.linalg.vector_norm(g.reshape(len(g), -1), dim=1) for g in gradients]
@@ -175,13 +175,13 @@ class Stacked:
         return total
 
     def _check_groups(self, first: Training) -> None:
-        """The optimizer must treat each stacked parameter as it treats a member's own."""
+        """Raises an error unless the optimizer treats a stacked parameter as it treats that of one member."""
         own = _group_names(first.optimizer, first.model)
         if own != _group_names(self.optimizer, self.model):
             raise NotStackable("its optimizer groups parameters by their shape")
 
     def _take_over(self) -> None:
-        """The members' optimizer and scheduler states, as after a checkpoint, into the stack's."""
+        """Copies the optimizer and scheduler states of the members into those of the stack, as after a checkpoint."""
         states = [_states(member.optimizer, member.model) for member in self.members]
         for name, values in states[0].items():
             shape = self.parameters[name].shape[1:]
@@ -208,7 +208,7 @@ class Stacked:
 
 
 class _Batches:
-    """The batches of the members, `own`, as tensors [seed, ...] and how a batch holds them."""
+    """The batches of the members, `own`, as tensors [seed, ...], and the structure of a batch."""
 
     def __init__(self, own: list[Batch]) -> None:
         leaves, trees = zip(*(tree_flatten(batch) for batch in own), strict=True)
@@ -219,7 +219,7 @@ class _Batches:
         self.form = (str(self.tree), *(leaf.shape for leaf in self.leaves))
 
     def are(self, batches: list[Batch]) -> bool:
-        """Whether `batches` are the very ones that were stacked, and nobody wrote into their tensors since."""
+        """Returns True if `batches` are the stacked objects, and their tensors were not changed in place since."""
         same = all(a is b for a, b in zip(batches, self.own, strict=True))
         return same and None not in self._versions and _versions(batches) == self._versions
 
@@ -236,7 +236,7 @@ class _LossOf(nn.Module):
 
 
 def _versions(batches: list[Batch]) -> list[int | None]:
-    """How often each tensor was written into; None if torch does not count that."""
+    """Returns the version counter of each tensor; None if torch has none."""
     leaves = [leaf for batch in batches for leaf in tree_leaves(batch)]
     return [None if leaf.is_inference() else leaf._version for leaf in leaves]
 
@@ -274,11 +274,11 @@ def _group_names(optimizer: torch.optim.Optimizer, model: nn.Module) -> list[lis
 
 
 def _states(optimizer: torch.optim.Optimizer, model: nn.Module) -> dict[str, dict[str, Any]]:
-    """What the optimizer keeps of each parameter, by name."""
+    """Returns the optimizer state of each parameter, by name."""
     return {name: state for name, p in model.named_parameters() if (state := optimizer.state.get(p))}
 
 
 def _copy_settings(source: torch.optim.Optimizer, target: torch.optim.Optimizer) -> None:
-    """Learning rates and the like of each group."""
+    """Returns the settings of each parameter group, such as the learning rate."""
     for ours, theirs in zip(source.param_groups, target.param_groups, strict=True):
         theirs.update({key: value for key, value in ours.items() if key != "params"})

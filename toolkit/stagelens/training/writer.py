@@ -17,6 +17,7 @@ from stagelens.experiments import (
     Flow,
     Prediction,
     Score,
+    config_defaults,
     integrate,
     score,
     too_late,
@@ -142,7 +143,8 @@ def writing(
     """
     with held(folder):
         if (folder / FILE).exists():
-            manifest = taken_up(folder, manifest, probes)
+            defaults = config_defaults(experiment.config) if isinstance(experiment, Experiment) else {}
+            manifest = taken_up(folder, manifest, probes, defaults)
         manifest.save(folder)
         run = Run(folder, host, manifest)
         if experiment is not None:

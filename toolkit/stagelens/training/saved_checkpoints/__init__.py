@@ -1,0 +1,1 @@
+"""Saved checkpoints, named by step, as a timeline: what `stagelens probe` does."""
