@@ -67,9 +67,13 @@ CLAIMS = tuple(
     for id, where, title in (
         ("S1", "toy:WeightsFirst", "weights first, attention second, then both"),
         ("S2", "toy:Reduction", "the reduced dynamics match SGD on the whole toy model"),
-        ("S3", "toy:PowerLaw", "the plateau's length is a power law of T and d"),
+        ("S3", "toy:PowerLaw", "the plateau's length is a power law of T and d (T = 128 to 2048, d = 16 to 256)"),
         ("S4", "toy:InContext", "in-context repetition divides T"),
-        ("S5", "toy:CrossSample", "cross-sample repetition shortens the plateau as the linearization predicts"),
+        (
+            "S5",
+            "toy:CrossSample",
+            "cross-sample repetition shortens the plateau as linearized (T = 4096, d = 16 to 256, p up to 0.5)",
+        ),
         ("S6", "toy:Linearization", "w = sinh and Delta a = cosh - 1 early on, and the escape time"),
         ("S7", "toy:LatePhase", "late, w is at its equilibrium and the Hessian splits"),
         ("S8", "regression:Laws", "transformers: T and d delay emergence, B and p accelerate it"),
@@ -79,32 +83,151 @@ CLAIMS = tuple(
         ("S12", "recall:Circuit", "copying and selecting attention rise together with accuracy"),
     )
 )
-FIGURES = (
-    *(
-        FigureRef(name, title, task=task, preset=name)
-        for name, task, title in (
-            ("fig1", "emergence/flow", "sparse attention emerges; the plateau's length is a power law of T and d"),
-            ("fig2", "emergence/flow", "repetition shortens the plateau"),
-            ("fig6", "emergence/flow", "the loss over w and Delta a, and the flow on it"),
-            ("fig7", "emergence/flow", "early dynamics and their linearization"),
-            ("fig8", "emergence/flow", "w follows its equilibrium after the drop"),
-            ("fig9", "emergence/toy", "SGD on the toy model and the reduced flow"),
-            ("fig10", "emergence/flow", "cross-sample repetition"),
-        )
+# Name, task or function, title, what the paper's figure shows, and the claims that judge it.
+DRAWN = (
+    (
+        "fig1",
+        "emergence/flow",
+        "sparse attention emerges; the plateau's length is a power law of T and d",
+        "A sketch of the task; test losses that stay flat and then drop, later for larger d; w and the attention "
+        "of one run; plateau lengths over T and d, close to a power law (R2 0.999).",
+        ("S1", "S3"),
     ),
-    FigureRef("fig11", "sharp transitions of transformers", task="emergence/regression"),
-    FigureRef("fig17", "the induction head emerges", task="emergence/recall"),
-    *(
-        FigureRef(name, title, f"stagelens_emergence.figures.transformers:lab_{name}")
-        for name, title in (
-            ("fig3", "plateau length of transformers in T, d, B and p"),
-            ("fig4", "recall emerges, later with more pairs and more tokens"),
-            ("fig5", "repetition accelerates recall; too much of it overfits (with Fig. 16)"),
-            ("fig13", "layers and heads"),
-            ("fig14", "position and feature"),
-            ("fig15", "SGD and Adam"),
-        )
+    (
+        "fig2",
+        "emergence/flow",
+        "repetition shortens the plateau",
+        "Plateau lengths over d, left for several B with a law in T/B and d, right for several p with the law "
+        "that the linearization predicts.",
+        ("S4", "S5"),
     ),
+    (
+        "fig3",
+        "transformers:lab_fig3",
+        "plateau length of transformers in T, d, B and p",
+        "Plateau lengths of a two-layer transformer over d: for several T and several B on the lines of one power"
+        " law (d^1.29 T^0.80 B^-0.80), and for several p without a law.",
+        ("S8",),
+    ),
+    (
+        "fig4",
+        "transformers:lab_fig4",
+        "recall emerges, later with more pairs and more tokens",
+        "Loss and accuracy of recall with one sharp transition, later for more pairs; emergence times over the "
+        "number of tokens on the lines of a power law (tokens^0.79 pairs^2.25).",
+        ("S10",),
+    ),
+    (
+        "fig5",
+        "transformers:lab_fig5",
+        "repetition accelerates recall; too much of it overfits",
+        "Test accuracies for several B and several p: moderate repetition brings emergence forward, by a factor "
+        "of up to 4 and 2; with too much the test accuracy stays low or rises late.",
+        ("S11",),
+    ),
+    (
+        "fig6",
+        "emergence/flow",
+        "the loss over w and Delta a, and the flow on it",
+        "The loss as a landscape over Delta a and w at T = 256, d = 64, with the flow from the origin as a white line.",
+        ("S1", "S7"),
+    ),
+    (
+        "fig7",
+        "emergence/flow",
+        "early dynamics and their linearization",
+        "w and Delta a at early times for several T, with sinh and cosh - 1 of the linearized flow.",
+        ("S6",),
+    ),
+    (
+        "fig8",
+        "emergence/flow",
+        "w follows its equilibrium after the drop",
+        "The equilibrium of w over alpha; w and its equilibrium along the flow; the two eigenvalues of the "
+        "Hessian, which are largest at the transition.",
+        ("S7",),
+    ),
+    (
+        "fig9",
+        "toy:lab_fig9",
+        "SGD on the toy model and the reduced flow",
+        "Loss, attention and w of five seeds of SGD at T = d = 256, close to one curve each of the reduced flow.",
+        ("S1", "S2"),
+    ),
+    (
+        "fig10",
+        "emergence/flow",
+        "cross-sample repetition",
+        "Test loss, the two parts of w and attention of the flow for several p: the repeated column is learned first.",
+        ("S5",),
+    ),
+    (
+        "fig11",
+        "transformers:lab_fig11",
+        "sharp transitions of transformers",
+        "Test losses of transformers on the regression task: a plateau at 0.5 and a sharp drop, later for longer "
+        "sequences.",
+        ("S8",),
+    ),
+    (
+        "fig12",
+        "transformers:lab_fig12",
+        "learning with cross-sample repetition",
+        "Losses over training for several p at T = 256, above on data with repetition, below without: with "
+        "repetition the drop comes earlier, and the loss without repetition falls more slowly after it.",
+        ("S8",),
+    ),
+    (
+        "fig13",
+        "transformers:lab_fig13",
+        "layers and heads",
+        "Plateau lengths over d for several numbers of layers and of heads: heads delay emergence more (exponents"
+        " 0.06, 0.16).",
+        ("S9",),
+    ),
+    (
+        "fig14",
+        "transformers:lab_fig14",
+        "position and feature",
+        "Plateau lengths over d and T if the token is found by a feature, by either, or by its position: "
+        "positions are faster.",
+        ("S9",),
+    ),
+    (
+        "fig15",
+        "transformers:lab_fig15",
+        "SGD and Adam",
+        "Plateau lengths over d and T of one-layer transformers: Adam is faster by up to two orders of magnitude "
+        "and depends less on T and d.",
+        ("S9",),
+    ),
+    (
+        "fig16",
+        "transformers:lab_fig16",
+        "repetition accelerates recall on the training distribution",
+        "The runs of Fig. 5 on data with repetition: more repetition is always faster.",
+        ("S11",),
+    ),
+    (
+        "fig17",
+        "transformers:lab_fig17",
+        "the induction head emerges",
+        "Accuracy, attention from the value to its key and attention from the query to its answer rise together, "
+        "in all heads of one layer each.",
+        ("S12",),
+    ),
+)
+FIGURES = tuple(
+    FigureRef(
+        name,
+        title,
+        target=f"stagelens_emergence.figures.{where}" if ":" in where else "",
+        task="" if ":" in where else where,
+        preset="" if ":" in where else name,
+        paper=paper,
+        claims=claims,
+    )
+    for name, where, title, paper, claims in DRAWN
 )
 
 

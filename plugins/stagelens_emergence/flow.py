@@ -71,6 +71,16 @@ class ReducedFlow(Flow):
         if time >= length * (1 - 1e-9):
             yield Reading(PLATEAU, length)
 
+    def series(self, states: State) -> Iterable[Reading]:
+        """Returns what `attention_sparsity` reads of the one head: the last B of the T tokens are relevant."""
+        from stagelens_probes.pattern_series import pattern_series
+
+        T, B = self.problem.T, self.problem.B
+        alpha = self.problem.attention(states["delta_a"])[:, None]  # [time, 1]
+        others = (1 - B * alpha) / (T - B)
+        attention = np.concatenate([np.repeat(others, T - B, axis=1), np.repeat(alpha, B, axis=1)], axis=1)
+        return pattern_series({"a": attention}, lambda a: {0: a[None, None, None]}, {})
+
     def times(self) -> Floats:
         """Returns the recorded times: a third evenly spaced, a third in log time, a third around the plateau's end."""
         end, points = self.config.time, self.config.points
@@ -101,20 +111,28 @@ class ReducedFlow(Flow):
         return flow_figures(run)
 
 
-def plateau_excess(problem: ReducedModel, w_init: float) -> Callable[[Any, float], float]:
+Start = float | Sequence[float]  # w of a W that is parallel to W*, or w of each group
+
+
+def start_of(problem: ReducedModel, w_init: Start) -> list[float]:
+    """Returns w of each group at the start."""
+    return list(w_init) if isinstance(w_init, Sequence) else problem.along_target(w_init)
+
+
+def plateau_excess(problem: ReducedModel, w_init: Start) -> Callable[[Any, float], float]:
     """Returns a function of (w, Delta a): the test loss minus the loss at which the plateau ends (D.1)."""
     test = problem.without_repetition
-    end = PLATEAU_END * float(test.loss(test.along_target(w_init), 0.0))
+    end = PLATEAU_END * float(test.loss(start_of(test, w_init), 0.0))
     return lambda w, delta_a: float(test.loss(w, delta_a)) - end
 
 
-def trajectory(problem: ReducedModel, times: Any, w_init: float = 0.0) -> tuple[Floats, Floats]:
+def trajectory(problem: ReducedModel, times: Any, w_init: Start = 0.0) -> tuple[Floats, Floats]:
     """Returns the flow at `times` (the first is 0): w [group, time] and Delta a [time]."""
     states = _solve(problem, times, w_init).states
     return states[:, :-1].T, states[:, -1]
 
 
-def flow_plateau(problem: ReducedModel, *, time: float | None = None, w_init: float = 0.0) -> float:
+def flow_plateau(problem: ReducedModel, *, time: float | None = None, w_init: Start = 0.0) -> float:
     """Returns the time at which the flow's test loss has fallen to a fifth of its start (D.1); nan: not by `time`."""
     excess = plateau_excess(problem, w_init)
 
@@ -132,12 +150,12 @@ def flow_plateaus(problems: Iterable[ReducedModel]) -> list[float]:
     return [flow_plateau(problem) for problem in problems]
 
 
-def _solve(problem: ReducedModel, times: Any, w_init: float, events: Sequence[Event] = ()) -> Solution:
-    """Solves the flow from Delta a = 0 and W parallel to W*. The state is [*w, Delta a]."""
+def _solve(problem: ReducedModel, times: Any, w_init: Start, events: Sequence[Event] = ()) -> Solution:
+    """Solves the flow from Delta a = 0. The state is [*w, Delta a]."""
 
     def rate(_: float, state: Floats) -> list[float]:
         *w, delta_a = state.tolist()
         by_w, by_a = problem.velocity(w, delta_a)
         return [*by_w, by_a]
 
-    return solve(rate, [*problem.along_target(w_init), 0.0], times, events=events)
+    return solve(rate, [*start_of(problem, w_init), 0.0], times, events=events)

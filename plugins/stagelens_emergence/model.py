@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformer_lens import HookedRootModule
-from transformer_lens.hook_points import HookPoint
 
-from stagelens.models import ToyConfig, build_transformer
+from stagelens.base import generator
+from stagelens.models import HookedRootModule, HookPoint, ToyConfig
 from stagelens_emergence.config import EmergenceTransformerConfig
 
 
@@ -82,8 +82,11 @@ class ToyTransformer(HookedRootModule):  # type: ignore[misc]
 def build_causal(config: EmergenceTransformerConfig, n_ctx: int, seed: int, **inputs: Any) -> Any:
     """Returns a causal HookedTransformer with sinusoidal positions; `inputs` are d_vocab, or d_in and d_out.
 
-    The unembedding starts at 0, so training starts on the plateau: at a loss of 1/2 (D.1), or at chance.
+    The unembedding starts at 0, so training starts on the plateau: at a loss of 1/2 (D.1), or at chance. With
+    `init=torch` all other weights and biases start as in PyTorch's linear layers.
     """
+    from stagelens.models import build_transformer  # needs TransformerLens 3
+
     model = build_transformer(
         n_layers=config.layers,
         n_heads=config.heads,
@@ -97,5 +100,26 @@ def build_causal(config: EmergenceTransformerConfig, n_ctx: int, seed: int, **in
         **inputs,
     )
     with torch.no_grad():
+        if config.init == "torch":
+            draw_as_linear(model, generator(seed, "linear"))
         model.unembed.W_U.zero_()
     return model
+
+
+FAN_IN = {"embed.W_E": (0,), "W_Q": (1,), "W_K": (1,), "W_V": (1,), "W_O": (0, 1), "W_in": (0,), "W_out": (0,)}
+BIAS_OF = {"b_Q": "W_Q", "b_K": "W_K", "b_V": "W_V", "b_O": "W_O", "b_in": "W_in", "b_out": "W_out"}
+
+
+def draw_as_linear(model: nn.Module, stream: torch.Generator) -> None:
+    """Draws weights and biases from U(-1/sqrt(n), 1/sqrt(n)), with n inputs, as `nn.Linear` does.
+
+    The embedding has n = d_in (or d_vocab, of one-hot tokens), so that it does not depend on the width of the model.
+    """
+    parameters = dict(model.named_parameters())
+    for name, parameter in parameters.items():
+        last = name.rpartition(".")[2]
+        weight = parameters.get(name.removesuffix(last) + BIAS_OF.get(last, last), parameter)
+        axes = FAN_IN.get("embed.W_E" if name == "embed.W_E" else BIAS_OF.get(last, last))
+        if axes is not None:
+            bound = math.prod(weight.shape[axis] for axis in axes) ** -0.5
+            parameter.copy_((2 * torch.rand(parameter.shape, generator=stream) - 1) * bound)

@@ -11,7 +11,7 @@ from torch.nn.functional import cross_entropy
 
 from stagelens import Probe, Reading
 from stagelens.recording import Omitted, ProbeContext, Reduced, Site, layers, stack_layers, wide
-from stagelens.timelines import first_crossing
+from stagelens.timelines import ReadingInfo, first_crossing
 from stagelens_emergence.data.transformers import KeyValueBatch, KeyValueEvalBatch, RegressionBatch, answering_pair
 from stagelens_emergence.theory import PLATEAU_END
 
@@ -27,6 +27,13 @@ class SingleLocation(Probe):
     name = "single_location"
     title = "W along the target, and the attention to the relevant token"
     gives = ("w", "w_repeated", "w_rest", "alpha", "relevant")
+    described = {
+        "w": ReadingInfo("W along the target W*, over the norm of W*"),
+        "w_repeated": ReadingInfo("W along the first column of W*: w~ of A.4.1"),
+        "w_rest": ReadingInfo("W along the other columns of W*: w of A.4.1"),
+        "alpha": ReadingInfo("attention to one relevant token", (), "fraction", 0, 1, "1 / T"),
+        "relevant": ReadingInfo("attention to all B relevant tokens", (), "fraction", 0, 1, "B / T"),
+    }
     default = False
     stacks = True
 
@@ -49,6 +56,7 @@ class PlateauSteps(Probe):
     name = "plateau_length"
     title = "steps until the loss has fallen to a fifth of its start"
     gives = ("steps",)
+    described = {"steps": ReadingInfo("step at which the loss has fallen to a fifth of its start", (), "steps", 0)}
     default = False
 
     def applies(self, context: ProbeContext) -> str | None:
@@ -99,6 +107,9 @@ class RelevantAttention(Probe):
     name = "relevant_attention"
     title = "attention from the last token to the relevant one, per layer and head"
     gives = ("mass",)
+    described = {
+        "mass": ReadingInfo("attention to all copies of the relevant token", ("layer", "head"), "fraction", 0, 1)
+    }
     hooks = (PATTERN,)
     default = False
 
@@ -124,6 +135,14 @@ class KeyValue(Probe):
     name = "key_value"
     title = "copying and selecting attention per layer and head; accuracy on the training distribution"
     gives = ("copying", "selecting", "train_loss", "train_accuracy")
+    described = {
+        "copying": ReadingInfo("attention from the answering value to its key", ("layer", "head"), "fraction", 0, 1),
+        "selecting": ReadingInfo(
+            "attention from the query to the answering value", ("layer", "head"), "fraction", 0, 1
+        ),
+        "train_loss": ReadingInfo("loss on the training distribution", (), "nats", 0),
+        "train_accuracy": ReadingInfo("accuracy on the training distribution", (), "fraction", 0, 1),
+    }
     hooks = (PATTERN,)
     passes = "1"
     default = False

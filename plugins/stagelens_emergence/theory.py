@@ -158,6 +158,14 @@ def paper_flow(T: int, d: int, B: int = 1, p: float = 0.0, *, variables: int | N
     return ReducedModel(T, d, B, p, (rest,), (sqrt(d),), 1.0)
 
 
+def across_flow(T: int, d: int) -> ReducedModel:
+    """Returns the model's flow with a third variable: |W - its part along W*|, the second group. Not in the paper.
+
+    A group with norm 0 has no target. Assumption 4 leaves this part out; it starts at sqrt(d) if W is random.
+    """
+    return replace(model_flow(T, d), sigma=(1 / d, 1 / d), norm=(sqrt(d), 0.0))
+
+
 def model_flow(T: int, d: int, B: int = 1, p: float = 0.0, *, variables: int | None = None) -> ReducedModel:
     """Returns the flow of the model of Eq. 2: every score a_t follows its own gradient.
 

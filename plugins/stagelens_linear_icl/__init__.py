@@ -7,7 +7,7 @@ from stagelens import ClaimRef, FigureRef, ProbeRef, TaskRef, hookimpl
 SEPARATE = "linear attention learns regression in context one principal component at a time, by exact descent"
 SEQUENCES = "linear or softmax attention over the raw sequences, every block trained"
 FLOW = "the gradient flow of linear attention on the population loss"
-PRESETS = ("quick", "paper", "fig2", "fig4", "fig5", "fig7", "fig8", "fig9")
+PRESETS = ("quick", "paper", "paper-fig2", "fig2", "fig4", "fig5", "fig7", "fig8", "fig9")
 TASKS = (
     TaskRef("linear-icl/separate", SEPARATE, PRESETS, "stagelens_linear_icl.tasks:Separate", default=True),
     TaskRef("linear-icl/sequences", SEQUENCES, ("quick", "paper", "fig3"), "stagelens_linear_icl.tasks:RawSequences"),
@@ -43,23 +43,78 @@ CLAIMS = tuple(
     )
 )
 
+# name, what ours shows, what the paper's shows, the claims that judge it
 DRAWN = (
-    ("fig1a", "the loss drops from level to level"),
-    ("fig1b", "the value of one head after the other grows"),
-    ("fig1c", "at each plateau one more key lies along an eigenvector"),
-    ("fig2", "with rank R the plateaus at multiples of R are long"),
-    ("fig4", "the larger the initial weights, the shorter the plateaus"),
-    ("fig5", "the next-token loss (Eq. 9) also falls level by level"),
-    ("fig7", "with rank R one head learns R eigenvectors"),
-    ("fig8", "as Fig. 2, with further ranks R"),
-    ("fig9", "with repeated eigenvalues plateaus have unequal lengths"),
+    (
+        "fig1a",
+        "the loss drops from level to level",
+        "Six runs whose loss falls in four drops, with plateaus on the dashed levels of Eq. 5.",
+        ("L1", "L12"),
+    ),
+    (
+        "fig1b",
+        "the value of one head after the other grows",
+        "The value of each head in one run rises in turn, next to the solution of Eq. 7.",
+        ("L2",),
+    ),
+    (
+        "fig1c",
+        "at each plateau one more key lies along an eigenvector",
+        "The keys of four heads on each plateau: one more of them has the direction of an eigenvector.",
+        ("L3",),
+    ),
+    (
+        "fig2",
+        "with rank R the plateaus at multiples of R are long",
+        "Six runs for each of the ranks 1, 2, 4 and 8: plateaus last at eight, four, two and one of the levels.",
+        ("L6",),
+    ),
+    (
+        "fig4",
+        "the larger the initial weights, the shorter the plateaus",
+        "Loss curves from small to large initial weights change from stairs to an exponential decay.",
+        ("L8",),
+    ),
+    (
+        "fig5",
+        "the next-token loss (Eq. 9) also falls level by level",
+        "The next-token loss falls in four drops, with plateaus on the dashed levels of Eq. 12.",
+        ("L9",),
+    ),
+    (
+        "fig7",
+        "with rank R one head learns R eigenvectors",
+        "Loss and values for the ranks 2, 3 and 4: a new value grows only after every R-th eigenvector.",
+        ("L6",),
+    ),
+    (
+        "fig8",
+        "as Fig. 2, with further ranks R",
+        "Six runs for each of the ranks 3, 5, 6 and 7: plateaus last at the multiples of the rank.",
+        ("L6",),
+    ),
+    (
+        "fig9",
+        "with repeated eigenvalues plateaus have unequal lengths",
+        "Six runs for each rank with two pairs of equal eigenvalues: plateaus between equals may be long or missing.",
+        ("L10",),
+    ),
 )
+SOFTMAX = "stagelens_linear_icl.figures.variations:fig3"
+SOFTMAX_SHOWS = "Six runs of softmax attention whose loss falls in several drops with slower stretches between them."
 FIGURES = (
     *(
-        FigureRef(name, title, task="linear-icl/separate", preset=name if name in PRESETS else "")
-        for name, title in DRAWN
+        FigureRef(
+            name,
+            title,
+            task="linear-icl/separate",
+            preset=name if name in PRESETS else "",
+            paper=shows,
+            claims=claims,
+        )
+        for name, title, shows, claims in DRAWN
     ),
-    FigureRef("fig3", "softmax attention falls in several drops too", task="linear-icl/sequences", preset="fig3"),
+    FigureRef("fig3", "six runs of softmax attention, in several drops", SOFTMAX, paper=SOFTMAX_SHOWS, claims=("L7",)),
 )
 
 

@@ -21,6 +21,29 @@ EIGHT: dict[str, Any] = {"D": 8, "H": 9, "spectrum": "power:1"}
 REPEATED: dict[str, Any] = {"spectrum": [0.35, 0.35, 0.15, 0.15]}
 
 
+def published(init: float, D: int, H: int, R: int = 1, N: int = 31) -> dict[str, float]:
+    """Returns `w_init`, `value_init` and `lr` that train as the authors' code does with entries of size `init`.
+
+    Source: github.com/yedizhang/linattn-icl, which the paper cites. Its README has lr = 0.02. Its network sums over the
+    context, where Eq. 2 has the mean over N tokens: weights N^(1/3) times as large and a rate N^(2/3) times as large
+    give the same training with the mean. The version of that README (commit c72d400) draws every entry of k and q
+    with the standard deviation `init`, and has v = `init`. Here v is normal with that standard deviation, as in Eq. 20,
+    which is a guess. A later version divides by the root of a matrix's size; with it, two or three of the four drops of
+    Fig. 1 happen within the published number of steps.
+    """
+    entry = init * N ** (1 / 3)
+    return {"w_init": entry * (H * R * D) ** 0.5, "value_init": (R * D) ** -0.5, "lr": 0.02 * N ** (2 / 3)}
+
+
+# Fig. 1 by the authors' README: `--head 5 --init 1e-2 --epoch 10001`, and P = 5,000, the default of their config.py.
+# Their data.py centers x and whitens w. The caption has H = 4, and no P, w_init, lr or number of steps.
+PAPER: dict[str, Any] = {"H": 5, "P": 5000, "whiten": True, "steps": 10_000} | published(0.01, D=4, H=5)
+# Figs. 2 and 8 by the same README: `--head 9 --in_dim 8 --init 5e-3 --trainset_size 80000`. It has 20,001 epochs; an
+# earlier version has 50,001 for R = 1, and with 20,001 about half of that rank's drops happen. Eigenvalues are the
+# caption's, proportional to 1/d; the code has them proportional to d.
+PAPER_EIGHT: dict[str, Any] = EIGHT | {"P": 80_000, "whiten": True, "steps": 50_000} | published(0.005, D=8, H=9)
+
+
 class ProblemConfig(Config):
     """The regression problem and the attention layer of sections 2.1 and 2.2."""
 
@@ -31,6 +54,7 @@ class ProblemConfig(Config):
     spectrum: Spectrum = Field((0.4, 0.3, 0.2, 0.1), description="eigenvalues of Lambda, power:exponent, or Lambda")
     eigenvectors: int = Field(0, ge=0, description="seed of Lambda's eigenvectors")
     w_init: float = Field(0.1, gt=0, le=1000, description="size of the initial weights (Eq. 20)")
+    value_init: float = Field(1.0, gt=0, le=1000, description="size of the initial values v, in units of Eq. 20's")
     loss: Literal["query", "next-token"] = Field(
         "query", description="predicted: y_q, or every y but the first (Eq. 9)"
     )
@@ -91,6 +115,7 @@ class TrainedProblemConfig(TaskConfig, ProblemConfig):
     """A problem that is trained on P sequences. `train_size` is the toolkit's name for P."""
 
     P: int = Field(0, ge=0, description="sequences in the training set")
+    whiten: bool = Field(False, description="center x and whiten w over the training set, as the authors' code does")
 
     @model_validator(mode="before")
     @classmethod

@@ -73,13 +73,27 @@ class RegressionSequences(NamedTuple):
         return torch.cat([self.x, shown[..., None]], dim=-1)
 
 
-def sample_sequences(covariance: Covariance, N: int, n: int, generator: torch.Generator) -> RegressionSequences:
-    """Draws n sequences: x ~ N(0, Lambda) at N + 1 positions, one w ~ N(0, I) per sequence, y = w^T x."""
+def sample_sequences(
+    covariance: Covariance, N: int, n: int, generator: torch.Generator, whiten: bool = False
+) -> RegressionSequences:
+    """Draws n sequences: x ~ N(0, Lambda) at N + 1 positions, one w ~ N(0, I) per sequence, y = w^T x.
+
+    With `whiten` the x of each position have mean zero over the sequences, and the w mean zero and covariance I.
+    """
     D = len(covariance.eigenvalues)
     normal = torch.randn(n, N + 2, D, generator=generator, dtype=torch.float64)
-    x = normal[:, 1:] @ torch.from_numpy(covariance.root)  # [n, N+1, D]
-    y = (x @ normal[:, 0, :, None]).squeeze(-1)  # [n, N+1]
-    return RegressionSequences(x, y)
+    x, w = normal[:, 1:] @ torch.from_numpy(covariance.root), normal[:, 0]  # [n, N+1, D], [n, D]
+    if whiten:
+        x, w = x - x.mean(0), whitened(w)
+    return RegressionSequences(x, (x @ w[..., None]).squeeze(-1))
+
+
+def whitened(w: Tensor) -> Tensor:
+    """Returns w [n, D] with its mean removed and its covariance made I, by the symmetric root of that covariance."""
+    centred = w - w.mean(0)
+    values, vectors = torch.linalg.eigh(centred.T @ centred / (len(w) - 1))
+    white: Tensor = centred @ (vectors / values.sqrt()) @ vectors.T
+    return white
 
 
 def examples(sequences: RegressionSequences, every: bool = False) -> tuple[Tensor, Tensor, Tensor]:

@@ -5,7 +5,7 @@ Arrays of weights may have a leading dim [S] of seeds; all seeds are then steppe
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import pairwise
@@ -18,7 +18,7 @@ from stagelens import Flow, Prediction, Reading
 from stagelens.experiments import Config, Floats, State, recording_times, solve
 from stagelens.timelines import first_crossing
 from stagelens_linear_icl import theory
-from stagelens_linear_icl.config import ProblemFlowConfig
+from stagelens_linear_icl.config import PAPER, ProblemFlowConfig
 from stagelens_linear_icl.data import RegressionMoments
 from stagelens_linear_icl.losses import Pairs, as_heads, as_pairs, gradients, loss_of, rates, sharpness
 from stagelens_linear_icl.model import HeadWeights, product, stack
@@ -84,28 +84,40 @@ def gradient_flow(
 ) -> HeadWeights:
     """Integrates Eq. 24 or 45 for one seed. Returns v [T, H], k and q [T, H, R, D] at `times` [T], in units of tau."""
     H, R, D = weights.k.shape
-    ends = [H, H + H * R * D]
+    rate, jacobian = flat_rates(H, R, D, moments)
+    start = np.concatenate([part.ravel() for part in weights])
+    ways: dict[str, Any] = {"jac": lambda _, flat: jacobian(flat)} if len(start) <= MAX_STIFF else {"method": "RK45"}
+    states = solve(lambda _, flat: rate(flat), start, times, rtol=rtol, atol=atol, **ways).states
+    return as_weights(states, H, R, D)
+
+
+def flat_rates(H: int, R: int, D: int, moments: RegressionMoments) -> tuple[Callable[[Any], Any], Callable[..., Any]]:
+    """Returns Eq. 24 or 45 and its Jacobian as functions of all weights in one array, [..., weight]."""
     cross, second = moments.cross.numpy(), moments.second.numpy()
 
-    def pairs(flat: Any) -> Pairs:
-        v, k, q = np.split(flat, ends, axis=-1)  # [..., weight]
-        shape = (*flat.shape[:-1], H * R, D)
-        return v.repeat(R, axis=-1), k.reshape(shape), q.reshape(shape)
-
-    def rate(_: float, flat: Any) -> Any:
-        dv, dk, dq = gradients(pairs(flat), R, cross, second)
+    def rate(flat: Any) -> Any:
+        dv, dk, dq = gradients(_flat_pairs(flat, H, R, D), R, cross, second)
         shape = (*flat.shape[:-1], -1)
         return np.concatenate([dv[..., ::R], dk.reshape(shape), dq.reshape(shape)], axis=-1)
 
-    def jacobian(time: float, flat: Floats) -> Floats:
+    def jacobian(flat: Floats) -> Floats:
         """Returns the exact Jacobian by one call with an imaginary step, because a rate is a polynomial."""
         steps = 1e-30j * np.eye(len(flat))
-        derivative: Floats = rate(time, flat + steps).imag.T / 1e-30
+        derivative: Floats = rate(flat + steps).imag.T / 1e-30
         return derivative
 
-    start = np.concatenate([part.ravel() for part in weights])
-    ways: dict[str, Any] = {"jac": jacobian} if len(start) <= MAX_STIFF else {"method": "RK45"}
-    return as_heads(pairs(solve(rate, start, times, rtol=rtol, atol=atol, **ways).states), R)
+    return rate, jacobian
+
+
+def as_weights(flat: Floats, H: int, R: int, D: int) -> HeadWeights:
+    """Returns the weights in an array [..., weight]."""
+    return as_heads(_flat_pairs(flat, H, R, D), R)
+
+
+def _flat_pairs(flat: Any, H: int, R: int, D: int) -> Pairs:
+    v, k, q = np.split(flat, [H, H + H * R * D], axis=-1)  # [..., weight]
+    shape = (*flat.shape[:-1], H * R, D)
+    return v.repeat(R, axis=-1), k.reshape(shape), q.reshape(shape)
 
 
 @dataclass(frozen=True)
@@ -170,7 +182,8 @@ class LinearFlow(theory.Problem, Flow):
     Config: ClassVar[type[Config]] = ProblemFlowConfig
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {
         "quick": {"time": 8000},
-        "paper": {"time": 80_000, "w_init": 0.05, "points": 1000},
+        "paper": {"time": 2 * PAPER["lr"] * PAPER["steps"], "points": 1000}
+        | {key: PAPER[key] for key in ("H", "w_init", "value_init")},
     }
 
     def initial(self) -> State:

@@ -13,12 +13,10 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import pad
-from transformer_lens import HookedRootModule
-from transformer_lens.hook_points import HookPoint
 
 from stagelens.base import generator
 from stagelens.experiments import Floats
-from stagelens.models import ToyConfig
+from stagelens.models import HookedRootModule, HookPoint, ToyConfig
 
 Kind = Literal["linear", "softmax"]
 
@@ -35,11 +33,11 @@ class HeadWeights(NamedTuple):
         return HeadWeights(*(part[index] for part in self))
 
 
-def initial_weights(H: int, R: int, D: int, w_init: float, seed: int) -> HeadWeights:
-    """Draws Eq. 20: v ~ N(0, w_init^2 / H), entries of k and q ~ N(0, w_init^2 / HRD)."""
+def initial_weights(H: int, R: int, D: int, w_init: float, seed: int, value_init: float = 1.0) -> HeadWeights:
+    """Draws Eq. 20: v ~ N(0, w_init^2 / H), entries of k and q ~ N(0, w_init^2 / HRD). `value_init` multiplies v."""
     stream = generator(seed, "init")
     v, k, q = (torch.randn(*shape, generator=stream, dtype=torch.float64) for shape in ((H,), (H, R, D), (H, R, D)))
-    wide, narrow = w_init / np.sqrt(H), w_init / np.sqrt(H * R * D)
+    wide, narrow = value_init * w_init / np.sqrt(H), w_init / np.sqrt(H * R * D)
     return HeadWeights(wide * v.numpy(), narrow * k.numpy(), narrow * q.numpy())
 
 

@@ -11,6 +11,7 @@ from torch import Tensor
 from stagelens import Probe, Reading
 from stagelens.experiments import Floats
 from stagelens.recording import ProbeContext, Reduced
+from stagelens.timelines import ReadingInfo
 
 Array = TypeVar("Array", Floats, Tensor)  # the functions below work on both
 
@@ -58,6 +59,14 @@ class PrincipalComponents(Probe):
     name = "principal_components"
     title = "how many principal components linear attention uses in context"
     gives = ("count", "distance", "learned", "value", "key", "query")
+    described = {
+        "count": ReadingInfo("number of the fixed point nearest to M: components learned so far", (), "components", 0),
+        "distance": ReadingInfo("distance of M from each fixed point, over the norm of the last", ("learned",), "", 0),
+        "learned": ReadingInfo("learned fraction of each eigenvector", ("direction",), "fraction"),
+        "value": ReadingInfo("the value weight of each head", ("head",)),
+        "key": ReadingInfo("|cosine| of a head's key with each eigenvector", ("head", "direction"), "cosine", 0, 1),
+        "query": ReadingInfo("|cosine| of a head's query with each eigenvector", ("head", "direction"), "cosine", 0, 1),
+    }
     default = False
     stacks = True
 

@@ -5,24 +5,32 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
+from itertools import groupby
 from typing import Any, ClassVar
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from stagelens import Prediction, Schedule, Task
+from stagelens import Group, Prediction, Schedule, Task
 from stagelens.base import UsageError, generator
 from stagelens.experiments import Config, FixedBatch, exact_with_hooks, move
 from stagelens_linear_icl import theory
-from stagelens_linear_icl.config import EIGHT, REPEATED, SeparateConfig, SequencesConfig, TrainedProblemConfig
+from stagelens_linear_icl.config import (
+    EIGHT,
+    PAPER,
+    PAPER_EIGHT,
+    REPEATED,
+    SeparateConfig,
+    SequencesConfig,
+    TrainedProblemConfig,
+)
 from stagelens_linear_icl.data import RegressionMoments, RegressionSequences, examples, moments_of, sample_sequences
 from stagelens_linear_icl.flow import descend, largest_rate
 from stagelens_linear_icl.losses import exact_loss
 from stagelens_linear_icl.model import AllBlocksAttention, InContextRegressor, SeparateAttention, stack
 from stagelens_linear_icl.predictions import FlowReference, plateau_levels
 
-PROBES = ("principal_components", "qk_alignment", "attention_sparsity", "weight_norms", "conserved")
 FIG2 = EIGHT | {"lr": 0.6, "steps": 50_000}
 
 
@@ -30,7 +38,8 @@ class TrainedProblem(theory.Problem, Task):
     """Base of both trained tasks: sequences, plain gradient descent, directions and conserved quantities."""
 
     Config: ClassVar[type[Config]] = TrainedProblemConfig
-    probes: ClassVar[Sequence[str] | None] = PROBES
+    probes: ClassVar[Sequence[str] | None] = ("principal_components",)
+    without: ClassVar[Mapping[str, str]] = {"induction": "the tokens are continuous vectors, and none of them repeats"}
 
     def sample(self, n: int, generator: torch.Generator) -> RegressionSequences:
         """Draws n sequences of N + 1 tokens."""
@@ -39,7 +48,8 @@ class TrainedProblem(theory.Problem, Task):
     @cached_property
     def training_set(self) -> RegressionSequences:
         """The P sequences of the run's seed."""
-        return self.sample(self.config.P, generator(self.seed, "train"))
+        c = self.config
+        return sample_sequences(self.covariance, c.N, c.P, generator(self.seed, "train"), c.whiten)
 
     def optimizer(self, model: Any) -> torch.optim.Optimizer:
         return torch.optim.SGD(model.parameters(), lr=self.stable_rate)
@@ -67,6 +77,12 @@ class TrainedProblem(theory.Problem, Task):
     def rate_moments(self) -> RegressionMoments | None:
         """Returns the moments of the loss that is descended, or None if the loss has no such moments."""
 
+    def groups(self) -> Mapping[str, Group]:
+        """Returns the eigenspaces of the covariance: e_1, e_2, ..., those of equal eigenvalues as one."""
+        names = dict(zip(self.directions(), self.lam.round(12), strict=True))
+        spaces = [tuple(space) for _, space in groupby(names, names.__getitem__)]
+        return {"+".join(space): Group(directions=space) for space in spaces}
+
     def conserved(self, model: Any) -> Mapping[str, Tensor]:
         """Returns Eq. 44, or Eq. 50 for R > 1: the flow conserves it exactly, descent nearly."""
         return theory.conserved(*model.attention.core())
@@ -91,7 +107,8 @@ class Separate(TrainedProblem):
     Config: ClassVar[type[Config]] = SeparateConfig
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {
         "quick": {},
-        "paper": {"P": 5000, "w_init": 0.05, "lr": 0.1, "steps": 200_000},
+        "paper": PAPER,
+        "paper-fig2": PAPER_EIGHT,
         "fig2": FIG2,
         "fig4": {},
         "fig5": {"loss": "next-token"},
@@ -149,7 +166,7 @@ class RawSequences(TrainedProblem):
     Config: ClassVar[type[Config]] = SequencesConfig
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {
         "quick": {"P": 1000, "batch_size": 1000, "eval_size": 1000},
-        "paper": {"P": 5000, "batch_size": 5000, "w_init": 0.05, "lr": 0.1, "steps": 200_000},
+        "paper": PAPER | {"batch_size": 5000},  # full batches, as the authors' train.py
         "fig3": {"attention": "softmax", "blocks": "zero", "P": 500, "batch_size": 500, "w_init": 0.05, "lr": 0.5},
     }
 

@@ -173,7 +173,7 @@ class Problem:
     def start(self, seed: int | None = None) -> HeadWeights:
         """Returns the initial weights (Eq. 20) of `seed`, by default of the run's seed."""
         c = self.config
-        return initial_weights(c.H, c.R, c.D, c.w_init, self.seed if seed is None else seed)
+        return initial_weights(c.H, c.R, c.D, c.w_init, self.seed if seed is None else seed, c.value_init)
 
     def directions(self) -> Mapping[str, Tensor]:
         """Returns e_1..e_D as directions of the tokens (x, y), [D + 1] each."""

@@ -37,20 +37,72 @@ CLAIMS = (
     *(ClaimRef(id, title, f"stagelens_markov.claims.flow:{name}") for id, name, title in THEOREMS),
 )
 
+# name, what ours shows, what the paper's shows, the claims that judge it
 DRAWN = (
-    ("fig1", "KL divergence from Eq. 3's predictors, and attention"),
-    ("fig2", "attention of the full model"),
-    ("fig3", "KL divergence from Eq. 3's predictors and from restricted models"),
-    ("fig4", "excess loss by initialization scale and by ratio of importance"),
-    ("fig5", "stages by dataset size"),
-    ("fig6", "attention with fresh data"),
-    ("fig7", "stages with fresh data"),
-    ("fig8", "attention with reversed order and unequal intervals"),
-    ("fig9", "stages with reversed order and unequal intervals"),
+    (
+        "fig1",
+        "KL divergence from Eq. 3's predictors, and attention",
+        "The task and its solution by attention. The divergence of the minimal model from each partial predictor falls "
+        "and rises in turn. All heads first attend to the same interval.",
+        ("M1", "M3"),
+    ),
+    (
+        "fig2",
+        "attention of the full model",
+        "The heads of the full model are uniform, then all attend to the nearest interval, then one to each interval.",
+        ("M3",),
+    ),
+    (
+        "fig3",
+        "KL divergence from Eq. 3's predictors and from restricted models",
+        "The full model comes near the predictors of one, two and three intervals in turn (left), and near the models "
+        "that see 4, 8 and 12 tokens (right).",
+        ("M1", "M2"),
+    ),
+    (
+        "fig4",
+        "excess loss by initialization scale and by ratio of importance",
+        "The smaller the initial scores, the later the stages; with none the loss stays after its first drop. Without "
+        "an order of importance there are two drops, with one there are three.",
+        ("M4", "M5"),
+    ),
+    (
+        "fig5",
+        "stages by dataset size, against models with restricted contexts",
+        "The best validation loss falls with the number of sequences, and with fewer sequences fewer of the restricted "
+        "models are reached before overfitting.",
+        ("M6",),
+    ),
+    (
+        "fig6",
+        "attention with fresh data",
+        "Attention passes through the same patterns as with 9,000 sequences.",
+        ("M7",),
+    ),
+    ("fig7", "stages with fresh data", "Loss and divergences have the same stages as with 9,000 sequences.", ("M7",)),
+    (
+        "fig8",
+        "attention of the full model with reversed order and unequal intervals",
+        "All heads of the full model first attend to the furthest interval, which is the most important one.",
+        ("M8",),
+    ),
+    (
+        "fig9",
+        "stages of the full model with reversed order and unequal intervals",
+        "The divergences have the same order of stages although the order of distance is reversed.",
+        ("M8",),
+    ),
+)
+FLOW_SHOWS = (
+    "Attention, values and loss of three heads in the gradient flow: all learn the first position, then one leaves for "
+    "the second, then one for the third, each much later than the one before."
 )
 FIGURES = (
-    *(FigureRef(name, title, f"stagelens_markov.figures.trained:{name}") for name, title in DRAWN),
-    FigureRef("fig10", "the gradient flow", task="markov/flow"),
+    *(
+        FigureRef(name, title, f"stagelens_markov.figures.trained:{name}", paper=shows, claims=claims)
+        for name, title, shows, claims in DRAWN
+    ),
+    FigureRef("fig10", "the gradient flow", task="markov/flow", paper=FLOW_SHOWS, claims=("M10",)),
     FigureRef(
         "spare-heads", "more heads than features: not in the paper", "stagelens_markov.figures.spare:spare_heads"
     ),

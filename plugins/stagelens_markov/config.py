@@ -111,8 +111,8 @@ class MarkovFlowConfig(FlowConfig):
     )
     eps: float = Field(1e-6, ge=0, description="variance of the initial attention around 1/T")
     system: Literal["full", "symmetric"] = Field("full", description="heads of their own, or identical (Theorem 1)")
-    start: Literal["even", "ordered"] = Field(
-        "even", description="V = 0 and uniform attention, or a random start that fulfils Eq. 6"
+    start: Literal["even", "ordered", "negative"] = Field(
+        "even", description="V = 0 and uniform attention, or a start that fulfils Eq. 6: random with V >= 0, or V < 0"
     )
     time: float = Field(1e4, gt=0, description="end of the integration")
     points: int = Field(600, ge=2, description="times at which the flow is recorded")

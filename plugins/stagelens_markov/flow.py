@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from stagelens import Event, Flow, Prediction, Reading
+from stagelens import Event, Flow, Group, Prediction, Reading
 from stagelens.base import derive
 from stagelens.experiments import Config, Floats, State
 from stagelens_markov import theory
@@ -59,6 +59,8 @@ class RegressionFlow(Flow):
         v0, s0 = np.zeros(c.h), np.full(c.T, 1 / c.T)
         if c.start == "ordered":
             v0, s0 = ordered_start(c.h, c.T, random)
+        elif c.start == "negative":
+            v0, s0 = negative_start(c.h, c.T, c.b0, random)
         if self.symmetric:
             return {"v": v0[None], "s": s0[None]}
         noise = c.eps**0.5 * random.normal(size=(c.n_heads, c.T))
@@ -89,6 +91,13 @@ class RegressionFlow(Flow):
         if not self.symmetric:
             yield Reading("deviation", deviation(state))
         yield Reading("distance", float(max(np.linalg.norm(v0 - v1), np.linalg.norm(s0 - s1))))
+
+    def series(self, states: State) -> Iterable[Reading]:
+        """Returns what the attention probes read of the heads. I(k) is the position that carries feature k."""
+        from stagelens_probes.pattern_series import pattern_series
+
+        groups = {f"I({k})": Group(positions=(k - 1,)) for k in range(1, self.config.h + 1)}
+        return pattern_series({"s": states["s"]}, lambda s: {0: s[None, :, None]}, groups)
 
     def loss(self, v: Floats, s: Floats) -> float:
         """Returns Proposition 1's loss, without the noise."""
@@ -132,6 +141,14 @@ def with_rest(values: Floats, h: int) -> Floats:
 def deviation(state: State) -> float:
     """Returns the largest |V_k - V| or |s_k - s| of a head k from the flow of identical heads (Theorem 2)."""
     return float(max(np.linalg.norm(state[name] - state[f"{name}0"], axis=1).max() for name in ("v", "s")))
+
+
+def negative_start(h: int, T: int, b0: float, random: np.random.Generator) -> tuple[Floats, Floats]:
+    """Draws v [feature] < 0 and nearly uniform s [position] that fulfil Eq. 6: both fall with the feature's number."""
+    s = 1 + 0.1 * random.uniform(size=T)  # nosec B311  # numpy's, of the run's seed
+    s[:h] = np.sort(s[:h])[::-1]
+    v: Floats = -2 * b0 * (1 + 0.05 * np.arange(h, dtype=np.float64))
+    return v, s / s.sum()
 
 
 def ordered_start(h: int, T: int, random: np.random.Generator) -> tuple[Floats, Floats]:

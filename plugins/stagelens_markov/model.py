@@ -7,10 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import pad
-from transformer_lens import HookedRootModule
-from transformer_lens.hook_points import HookPoint
 
-from stagelens.models import ToyConfig
+from stagelens.models import HookedRootModule, HookPoint, ToyConfig
 from stagelens.recording import causal_keys
 
 

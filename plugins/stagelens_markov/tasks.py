@@ -10,11 +10,11 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 from torch.optim.lr_scheduler import ReduceLROnPlateau
-from transformer_lens import HookedRootModule
 
 from stagelens import Group, Task
 from stagelens.base import derive, generator
 from stagelens.experiments import Config, trained
+from stagelens.models import HookedRootModule
 from stagelens_markov.config import MarkovConfig, MarkovFullConfig
 from stagelens_markov.data import MarkovProcess, importance, log_probabilities, make_process, sample_sequences
 from stagelens_markov.losses import excess_loss, nearest_predictor, next_token_loss
@@ -28,6 +28,8 @@ Reference = Callable[[Tensor], Tensor]  # tokens [n, w + T] -> log probabilities
 
 class OnTheChain(Task):
     """Base of both tasks: the chain, the loss, the optimizer, and the references."""
+
+    unpredicted = "the paper's theory is about the gradient flow of markov/flow; it predicts no number of this training"
 
     Config: ClassVar[type[Config]] = MarkovConfig
 
@@ -103,9 +105,14 @@ class OnTheChain(Task):
         return {name: self._shaped(predict) for name, predict in known.items()}
 
     def _learns(self, key: str, lags: int) -> Reference:
-        """Returns the same model, trained on the same batches for as many steps, but restricted to `lags` lags."""
+        """Returns a model restricted to `lags` lags, trained for as many steps on other sequences of the same chain.
+
+        It has a seed of its own for its start and its data: with the run's seed, the reference without a restriction
+        would be the run itself.
+        """
         changes = {"context": 0, "window": 0, "compare": "chain", key: lags}
-        task = type(self)(self.config.model_copy(update=changes), self.seed)
+        task = type(self)(self.config.model_copy(update=changes), derive(self.seed, "references"))
+        task.process = self.process
         models: list[HookedRootModule] = []  # trained at the first call, when the device is known
 
         def predict(batch: Tensor) -> Tensor:
@@ -126,7 +133,7 @@ class OnTheChain(Task):
     def figures(self, run: Any) -> Mapping[str, Any]:
         from stagelens_markov.figures.trained import stages_figure
 
-        return {"stages": stages_figure(run)}
+        return {"fig1": stages_figure(run)}
 
 
 class Minimal(OnTheChain):
@@ -138,6 +145,9 @@ class Minimal(OnTheChain):
         "quick": {"d": 12, "T": 12, "b0": 5.0, "batch_size": 384, "lr": 0.03, "eval_size": 256, "init_scale": 0.01}
         | {"steps": 1200},
         "paper": PAPER | {"init_scale": 1.0},
+    }
+    without: ClassVar[Mapping[str, str]] = {
+        "qk_alignment": "each head has one matrix of scores, without keys and queries of its own",
     }
 
     def build_model(self) -> HookedRootModule:

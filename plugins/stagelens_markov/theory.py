@@ -8,6 +8,8 @@ positions from h on carry no feature.
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import numpy as np
 
 from stagelens.experiments import Floats
@@ -58,6 +60,27 @@ def symmetric_rates(v: Floats, s: Floats, G: Floats, H: int) -> tuple[Floats, Fl
     d_v = G @ s - H * (s @ s) * v
     d_s = project(s, project(s, v @ G - H * (v @ v) * s))
     return np.asarray(d_v), d_s
+
+
+def deviation_rate(v: Floats, s: Floats, G: Floats, H: int) -> float:
+    """Returns a bound on the growth rate of deviations from H identical heads at v [feature], s [position] (Theorem 2).
+
+    It is the norm of Eq. 5's Jacobian if a deviation's size is the largest |V_k - V| or |s_k - s|: the largest sum of
+    the spectral norms of a row's blocks. By Groenwall's inequality, a small deviation is at most eps exp(c t) with c
+    the largest rate on the way.
+    """
+    h, T = G.shape
+    flat = np.concatenate([np.tile(v, H), np.tile(s, H)])
+    moved = flat + 1e-30j * np.eye(len(flat))  # Eq. 5 is a polynomial, so an imaginary step is exact
+    columns = [
+        np.concatenate([part.imag.ravel() for part in rates(row[: H * h].reshape(H, h), row[H * h :].reshape(H, T), G)])
+        for row in moved
+    ]
+    jacobian = np.stack(columns, axis=1) / 1e-30
+    ends = [*range(0, H * h, h), *range(H * h, H * (h + T) + 1, T)]  # of the blocks V_1.., s_1..
+    blocks = list(pairwise(ends))
+    sums = [sum(float(np.linalg.norm(jacobian[a:b, c:d], 2)) for c, d in blocks) for a, b in blocks]
+    return max(sums)
 
 
 def competitive_end(G: Floats, H: int) -> tuple[Floats, Floats]:

@@ -49,7 +49,7 @@ CLAIMS = tuple(
         ("R4", "flow:FirstJump", "the first jump follows two equations, with Xi as in the proof and not as in Eq. 4"),
         ("R5", "flow:RecallConservation", "f(alpha) - beta^2/4 is conserved, with the proof's sign of the last term"),
         ("R6", "flow:FirstPlateauLength", "the first plateau lasts O(1/epsilon)"),
-        ("R7", "flow:LateGrowth", "after the jump alpha grows like log log t"),
+        ("R7", "flow:LateGrowth", "after the jump alpha grows like log log t, not like log t or a power of t"),
         ("R8", "flow:LaterJumps", "later jumps are first jumps of lower order"),
         (
             "R9",
@@ -59,13 +59,42 @@ CLAIMS = tuple(
     )
 )
 FIGURES = (
-    FigureRef("staged_learning", "Fig. 1: stages, betas and attention", task="recall/simplified"),
-    FigureRef("fig4", "Fig. 4: the same with the betas in the opposite order", "stagelens_recall.figures.stages:fig4"),
+    FigureRef(
+        "staged_learning",
+        "Fig. 1: stages, betas and attention",
+        task="recall/simplified",
+        paper="The loss falls in three steps with plateaus between them, and one beta rises at each step. Attention at "
+        "the times 800, 1750 and 4500 shows one more head on its own token each time.",
+        claims=("R1",),
+    ),
+    FigureRef(
+        "fig2",
+        "Fig. 2: one sequence of the task",
+        "stagelens_recall.figures.task:fig2",
+        paper="A drawing of the task of order 2: permutations of 0 and 1 as rectangles, each followed by a response A "
+        "or B as a triangle, and a question mark after the query.",
+    ),
+    FigureRef(
+        "fig3",
+        "Fig. 3: the second layer of the solution, and of a trained model",
+        "stagelens_recall.figures.task:fig3",
+        paper="A drawing of the second layer's matrix Q^T K at the constructed solution: blocks above the diagonal.",
+        claims=("R9",),
+    ),
+    FigureRef(
+        "fig4",
+        "Fig. 4: the same with the betas in the opposite order",
+        "stagelens_recall.figures.stages:fig4",
+        paper="Heads are learned in the order of their initial betas, whatever that order is.",
+        claims=("R2",),
+    ),
     FigureRef(
         "first_jump",
         "Theorem 3.1: growth, conservation law and escape time of the first jump",
         task="recall/flow",
         settings={"betas": [0.1, 0.0, 0.0]},
+        paper="The paper has no such figure; the panels show what Theorem 3.1 and the text after it state.",
+        claims=("R4", "R5", "R6"),
     ),
 )
 

@@ -128,6 +128,9 @@ class OriginalConfig(SequenceConfig):
     """Section 2.2's model. `init_scale` scales Q and K; `w_scale` scales the first layer."""
 
     w_scale: float = Field(0.01, ge=0, description="standard deviation of the first layer's initial scores w")
+    optimizer: Literal["adam", "sgd"] = Field("adam", description="Adam, or SGD with momentum as section 3 has it")
+    momentum: float = Field(0.9, ge=0, lt=1, description="momentum of SGD")
+    lr: float = Field(0.003, gt=0, description="learning rate")
 
     def attention_size(self) -> int:
         length, width = context_length(self.order), (self.n_heads + 1) * (self.order + self.responses)

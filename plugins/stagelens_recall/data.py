@@ -18,6 +18,8 @@ from math import factorial
 import torch
 from torch import Tensor
 
+from stagelens import Group
+
 
 def all_permutations(order: int) -> Tensor:
     """Returns pi_1..pi_{k!} in lexicographic order, int64 [k!, k]."""
@@ -46,6 +48,14 @@ def sample_sequences(order: int, responses: int, n: int, generator: torch.Genera
     return torch.cat([blocks.flatten(1), context[asked], f.gather(1, asked[:, None])], dim=-1)
 
 
+def window_groups(order: int) -> dict[str, Group]:
+    """Returns the tokens of the window before a response as groups of keys, counted from its end.
+
+    They are keys of the first layer. The keys of the second layer are permutations.
+    """
+    return {f"token {i}": Group(positions=(-i,), layers=(0,)) for i in range(1, order + 1)}
+
+
 def queries_of(sequences: Tensor, order: int) -> Tensor:
     """Returns q [n, k] of sequences [n, l + 1]."""
     return sequences[:, -order - 1 : -1]
@@ -67,6 +77,13 @@ def matching(queries: Tensor, matched: tuple[int, ...]) -> Tensor:
 def asked_in(queries: Tensor) -> Tensor:
     """Returns bool [n, k!]: the permutation that is the query q [n, k]."""
     return matching(queries, tuple(range(1, queries.shape[-1] + 1)))
+
+
+def asked_responses(sequences: Tensor, order: int) -> Tensor:
+    """Returns bool [n, 1, l]: the response of the permutation that is the query, of sequences [n, l + 1]."""
+    found = torch.zeros_like(sequences[:, None, :-1], dtype=torch.bool)
+    found[:, 0, order : -order : order + 1] = asked_in(queries_of(sequences, order))
+    return found
 
 
 def recall_reference(queries: Tensor, matched: tuple[int, ...]) -> Tensor:

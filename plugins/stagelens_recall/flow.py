@@ -11,6 +11,7 @@ from stagelens import Event, Flow, Prediction, Reading
 from stagelens.experiments import Config, Floats, State, recording_times
 from stagelens_recall import theory
 from stagelens_recall.config import RecallFlowConfig
+from stagelens_recall.data import window_groups
 from stagelens_recall.predictions import ESCAPE, learning_order, plateau_predictions, stage_names
 
 LEARNED_W = np.log(1e6)  # the score on its own token of a head that starts learned: attention is one-hot
@@ -77,6 +78,16 @@ class RecallFlow(Flow):
         yield Reading("beta", beta, ("head",), heads)
         yield Reading("conserved/proof", theory.conserved(alpha, beta, order, 1), ("head",), heads)
         yield Reading("conserved/statement", theory.conserved(alpha, beta, order, -1), ("head",), heads)
+
+    def series(self, states: State) -> Iterable[Reading]:
+        """Returns what the attention probes read of the first layer; the first jump has one head, w = alpha e_1."""
+        from stagelens_probes.pattern_series import pattern_series
+
+        order = self.config.order
+        w = states["alpha"][..., None] * np.eye(1, order) if self.first_jump else states["w"]  # [time, head, token]
+        attention = theory.attention(np.stack([self._seen(one) for one in w]))
+        in_order = attention[..., ::-1].copy()  # the tokens of w are counted from the end
+        return pattern_series({"a": in_order}, lambda a: {0: a[None, :, None]}, window_groups(order))
 
     def events(self) -> Sequence[Event]:
         """Returns the crossing `escape`: the loss is half-way between the first plateau and the next."""

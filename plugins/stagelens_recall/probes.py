@@ -7,6 +7,7 @@ from typing import Any
 
 from stagelens import Probe, Reading
 from stagelens.recording import Omitted, ProbeContext, Reduced
+from stagelens.timelines import ReadingInfo
 from stagelens_recall.theory import alpha_of
 
 
@@ -16,6 +17,13 @@ class RecallCircuit(Probe):
     name = "recall_circuit"
     title = "beta and alpha of each head, or the centred identity in each block of Q^T K"
     gives = ("beta", "alpha", "coefficient")
+    described = {
+        "beta": ReadingInfo("beta_h of the simplified model", ("recall_head",)),
+        "alpha": ReadingInfo("alpha_h of the simplified model", ("recall_head",), "fraction"),
+        "coefficient": ReadingInfo(
+            "coefficient of the centred identity in each block of Q^T K", ("query_slot", "key_slot")
+        ),
+    }
     default = False
     stacks = True
 

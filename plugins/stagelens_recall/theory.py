@@ -21,6 +21,17 @@ from scipy.optimize import brentq
 Floats = NDArray[np.float64]
 
 
+def solution(order: int, responses: int, heads: int) -> Floats:
+    """Returns Q^T K of the solution of A.2 with c = 1: B kron I~, [(heads + 1) token, (heads + 1) token].
+
+    B has its ones above the diagonal: slot i - 1 of the query, which has token i from its end, meets slot i of the key.
+    I~ is I - 1 1^T / k on the symbols that are permuted, and 0 on the responses.
+    """
+    block = np.zeros((order + responses, order + responses))
+    block[:order, :order] = np.eye(order) - 1 / order
+    return np.kron(np.eye(heads + 1, k=1), block).astype(np.float64)
+
+
 def plateau_loss(order: int, responses: int, matched: int) -> float:
     """Returns (1 - 1/(k-j)!)(1 - 1/|R|), the dot-product loss while j tokens are matched (from Eq. 2)."""
     return (1 - 1 / factorial(order - matched)) * (1 - 1 / responses)
@@ -157,21 +168,37 @@ def escape_law(epsilon: float, order: int, responses: int, gain: float = 1.0) ->
 def escape_time(epsilon: float, order: int, responses: int, gain: float = 1.0) -> float:
     """Returns the time at which the first jump is half-way down, from beta = epsilon of any size.
 
-    The conservation law gives beta^2 = epsilon^2 + 4 f(alpha). So the time is one integral over alpha, up to the alpha
-    at which s_q, and so the loss, is half-way between its plateaus.
+    s_q, and so the loss, is then half-way between its plateaus.
     """
 
-    def beta(alpha: float) -> float:
-        return sqrt(epsilon**2 + 4 * f(alpha, order))
-
-    def time_per_alpha(alpha: float) -> float:
-        return float(1 / first_jump_rates(alpha, beta(alpha), order, responses, gain)[0])
-
     def beyond(alpha: float) -> float:  # 0 if matching permutations have the fraction (1 + 1/k)/2 of the attention
-        odds = np.exp(-match_score(alpha, beta(alpha), order, gain))
+        odds = np.exp(-match_score(alpha, conserved_beta(alpha, epsilon, order), order, gain))
         return float(1 / (1 + (order - 1) * odds) - (1 + 1 / order) / 2)
 
-    end = brentq(beyond, 0.0, 50.0)
-    inner = [epsilon * 4.0**i for i in range(40) if epsilon * 4.0**i < end]
-    edges = [0.0, *inner, end]
+    return time_to(brentq(beyond, 0.0, 50.0), epsilon, order, responses, gain)
+
+
+def conserved_beta(alpha: float, epsilon: float, order: int) -> float:
+    """Returns beta at alpha, from beta = epsilon at alpha = 0: beta^2 = epsilon^2 + 4 f(alpha) (Theorem 3.1d)."""
+    return sqrt(epsilon**2 + 4 * f(alpha, order))
+
+
+def time_to(alpha: float, epsilon: float, order: int, responses: int, gain: float = 1.0) -> float:
+    """Returns the time at which the first jump reaches alpha, from beta = epsilon: one integral over alpha."""
+
+    def time_per_alpha(a: float) -> float:
+        return float(1 / first_jump_rates(a, conserved_beta(a, epsilon, order), order, responses, gain)[0])
+
+    inner = [epsilon * 4.0**i for i in range(40) if epsilon * 4.0**i < alpha]
+    edges = [0.0, *inner, alpha]
     return float(sum(quad(time_per_alpha, low, high, epsrel=1e-10)[0] for low, high in pairwise(edges)))
+
+
+def alpha_at(time: float, epsilon: float, order: int, responses: int) -> float:
+    """Returns alpha at a time after the first jump, from beta = epsilon: `time_to`, solved for alpha."""
+
+    def late(alpha: float) -> float:
+        return float(np.log(time_to(alpha, epsilon, order, responses) / time))
+
+    latest = np.log1p(order**2 / (4 * (order - 1)) * (np.log(time) + 20))  # beta^2 is about log t there, plus 20
+    return float(brentq(late, epsilon, latest, xtol=1e-9))

@@ -133,6 +133,9 @@ class HighDimConfig(MixtureConfig, TaskConfig):
     L: int = Field(40, description="tokens in a sequence")
     w_star: float = Field(0.49, description="the target attends by (w*/D) x_L . x_(s-1)")
     D: int = Field(100, ge=1, description="dimensions of a token")
+    weights: Literal["matrix", "vector"] = Field(
+        "matrix", description="W_Q and W_K: D by D matrices, or vectors of D numbers that multiply a token's entries"
+    )
     optimizer: Literal["adam", "gd"] = Field("adam", description="Adam, or plain gradient descent")
     exact: bool = Field(True, description="the population loss in closed form; false: sampled sequences")
     steps: int = Field(2500, description="training steps")
@@ -167,6 +170,11 @@ class TextConfig(TaskConfig):
     W: int = Field(256, ge=1, description="width of the feed-forward layers")
     sigma_init: float = Field(
         0.01, gt=0, description="standard deviation of all initial weights, and initial value of all p"
+    )
+
+    own_token: bool = Field(True, description="attention sees the query's own token; section 2 of the paper hides it")
+    frozen: Literal["none", "dot-products", "positions"] = Field(
+        "none", description="what is not trained: nothing, W_K and W_Q with their biases, or p"
     )
 
     @field_validator("corpus")

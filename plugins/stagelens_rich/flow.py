@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from stagelens import Flow, Prediction, Reading, StagelensError, Timeline
+from stagelens.base import generator
 from stagelens.experiments import Config, Floats, State, integrate, recording_times
 from stagelens_rich import theory
 from stagelens_rich.config import RichFlowConfig
@@ -16,6 +17,7 @@ from stagelens_rich.predictions import plateau_prediction, time_predictions
 from stagelens_rich.theory import PhaseTimes
 
 STAGES = ("partial learning", "emergence")  # the drops of L_IH2 before and after the plateau
+SEQUENCES = 16  # that the attention probes are read on
 SYSTEMS = {
     "four": ("p", "w_V1", "w_KQ", "w_V2"),
     "five": ("p", "w_V1", "w_Q", "w_K", "w_V2"),
@@ -72,6 +74,19 @@ class RichFlow(Flow):
         if "w_Q" in state:
             yield Reading("conserved/w_Q^2 - w_K^2", float(state["w_Q"] ** 2 - state["w_K"] ** 2))
 
+    def series(self, states: State) -> Iterable[Reading]:
+        """Returns what the attention probes read of the layer that moves, on a few sequences of the run's seed."""
+        from stagelens_probes.pattern_series import pattern_series
+        from stagelens_rich.data.toy import first_pattern, mixed_groups, sample_tokens, second_pattern, visible_keys
+
+        L = self.config.L
+        x = sample_tokens(SEQUENCES, L, 1, self.config.tokens, generator(self.seed, "probes")).double()
+        seen: Any = {"groups": mixed_groups(), "batch": x, "visible_keys": visible_keys}
+        if self.first:
+            return pattern_series(states, lambda p_first: {0: first_pattern(p_first, L)}, **seen)
+        moving = {"p": states["p"], "v": _product(states)}
+        return pattern_series(moving, lambda p, v: {1: second_pattern(p, v, x)}, **seen)
+
     def times(self) -> Floats:
         """Returns the recorded times [time]: two thirds evenly spaced, one third evenly spaced in log time."""
         end, points = self.config.time, self.config.points
@@ -102,9 +117,16 @@ class RichFlow(Flow):
         return {"scaling": scaling(run)} if run.manifest.preset == "scaling" else {"phases": phases(run)}
 
 
+class ParameterFlow(RichFlow):
+    """The flow of the parameters and losses alone, if nobody reads the attention."""
+
+    def series(self, states: State) -> Iterable[Reading]:  # noqa: ARG002
+        return ()
+
+
 @lru_cache(maxsize=64)
 def _solved(settings: tuple[tuple[str, Any], ...]) -> tuple[RichFlow, Timeline]:
-    flow = RichFlow(RichFlowConfig(**dict(settings)))
+    flow = ParameterFlow(RichFlowConfig(**dict(settings)))
     found = integrate(flow)
     if found.error:
         raise StagelensError(f"the flow with {dict(settings)} failed: {found.error}")

@@ -23,7 +23,12 @@ def next_token_loss(logits: Tensor, tokens: Tensor) -> Tensor:
 
 
 def mean_exponential(B: Tensor) -> Tensor:
-    """Returns E exp(x^T B y) = det(I - B^T B)^(-1/2) for standard normal x, y; B [D, D] has norm below 1 (Lemma 7)."""
+    """Returns E exp(x^T B y) = det(I - B^T B)^(-1/2) for standard normal x, y; B [D, D] has norm below 1 (Lemma 7).
+
+    A vector B [D] is the diagonal of a matrix.
+    """
+    if B.dim() == 1:
+        return torch.exp(-0.5 * torch.log1p(-(B**2)).sum())
     identity = torch.eye(len(B), dtype=B.dtype, device=B.device)
     found: Tensor = torch.exp(-0.5 * torch.linalg.slogdet(identity - B.T @ B).logabsdet)
     return found
@@ -35,8 +40,9 @@ def closed_form(layer: Any, alpha_star: float, score: float, L: int) -> Tensor:
     lag = torch.arange(L - 2, dtype=layer.p.dtype, device=layer.p.device)
     attention = (-layer.p * lag).softmax(0)  # newest first
     missed = layer.w_V1 * attention - g_star * (lag == 0)
-    A = layer.W_Q.T @ layer.W_K
-    target = score * torch.eye(len(A), dtype=A.dtype, device=A.device)
+    matrices = layer.W_Q.dim() == 2
+    A = layer.W_Q.T @ layer.W_K if matrices else layer.W_Q * layer.W_K
+    target = score * (torch.eye(len(A), dtype=A.dtype, device=A.device) if matrices else torch.ones_like(A))
     own = (1 - 4 * score**2) ** (-len(A) / 2)  # E(2 target)
     h, E = layer.w_V2, mean_exponential
     induction = 0.5 * (h_star**2 * own + h**2 * E(2 * A)) - h * h_star * E(A + target)

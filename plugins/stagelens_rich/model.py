@@ -11,29 +11,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import pad
-from transformer_lens import HookedRootModule
-from transformer_lens.hook_points import HookPoint
 
-from stagelens.models import ToyConfig
+from stagelens.models import HookedRootModule, HookPoint, ToyConfig
+from stagelens_rich.data.toy import additive_mask, visible_in_first, visible_in_second, visible_keys
 
 LEARNED = 20.0  # p(1,1) of a learned first layer: its attention to the previous token is 1 - 2e-9
-
-
-def visible_in_first(n_query: int, L: int) -> Tensor:
-    """Returns bool [query, key]: each query sees the tokens before it (Eq. 5). The last query is at token L."""
-    position = torch.arange(L)
-    return position[None, :] < position[L - n_query :, None]
-
-
-def visible_in_second(n_query: int, L: int) -> Tensor:
-    """Returns bool [query, key]: every query sees s = 2..L-1 (Eq. 6). The model has one query, the last."""
-    position = torch.arange(L)
-    return ((position > 0) & (position < L - 1)).expand(n_query, L)
-
-
-def additive_mask(visible: Tensor) -> Tensor:
-    """Returns what is added to the scores: 0 for visible keys, -inf for masked keys."""
-    return torch.zeros(visible.shape).masked_fill(~visible, -torch.inf)
 
 
 class PreviousAttention(nn.Module):
@@ -61,6 +43,11 @@ class PreviousAttention(nn.Module):
         return z[:, :, 0]
 
 
+def projected(x: Tensor, W: Tensor) -> Tensor:
+    """Returns W x [..., D] of tokens x [..., D]; a vector W [D] is the diagonal of a matrix."""
+    return x * W if W.dim() == 1 else x @ W.T
+
+
 class MixedAttention(nn.Module):
     """Second layer at the last query: head (2,1) scores by position, head (2,2) by dot product (Eq. 6)."""
 
@@ -71,7 +58,7 @@ class MixedAttention(nn.Module):
         super().__init__()
         self.p = nn.Parameter(torch.tensor(sigma))
         self.w_V1, self.w_V2 = (nn.Parameter(torch.tensor(sigma)) for _ in range(2))
-        self.W_Q, self.W_K = nn.Parameter(W_Q), nn.Parameter(W_K)  # [D, D]
+        self.W_Q, self.W_K = nn.Parameter(W_Q), nn.Parameter(W_K)  # [D, D], or the diagonals [D]
         behind = torch.arange(L - 2, -2, -1).float()  # L - 1 - s, [key]
         self.register_buffer("behind", behind, persistent=False)
         self.register_buffer("mask", additive_mask(visible_in_second(1, L)[0]), persistent=False)
@@ -84,8 +71,8 @@ class MixedAttention(nn.Module):
 
     def forward(self, x: Tensor, y: Tensor) -> Tensor:
         """Maps x and y [batch, L, D] to TF_-1 [batch, head, D]."""
-        q = self.hook_q((x[:, -1:] @ self.W_Q.T)[:, :, None])
-        k = self.hook_k((y @ self.W_K.T)[:, :, None])
+        q = self.hook_q(projected(x[:, -1:], self.W_Q)[:, :, None])
+        k = self.hook_k(projected(y, self.W_K)[:, :, None])
         by_token = (k * q)[:, :, 0].sum(-1)  # [batch, key]; faster than a batched product for small D
         by_position = (-self.p * self.behind).expand_as(by_token)
         scores = self.hook_attn_scores((torch.stack([by_position, by_token], dim=1) + self.mask)[:, :, None])
@@ -117,8 +104,7 @@ class MixedTransformer(HookedRootModule):  # type: ignore[misc]
         return self.blocks[1].attn
 
     def visible_keys(self, layer: int | None, n_query: int, n_key: int) -> Tensor:
-        """Returns bool [query, key]: the keys that the queries of a layer see, for the probes."""
-        return visible_in_second(n_query, n_key) if layer == 1 else visible_in_first(n_query, n_key)
+        return visible_keys(layer, n_query, n_key)
 
     def forward(self, x: Tensor) -> Tensor:
         out: Tensor = self.second(x, self.first(x))

@@ -8,6 +8,7 @@ import torch
 
 from stagelens import Probe, Reading
 from stagelens.recording import ProbeContext, Reduced
+from stagelens.timelines import ReadingInfo
 from stagelens_probes.norms import norm, row_norms
 
 SLOPE = ".attn.alibi_slope"
@@ -19,6 +20,12 @@ class PositionNorms(Probe):
     name = "position_norms"
     title = "ALiBi slopes p and the norm of (W_K, W_Q), of each head and of all together"
     gives = ("p", "kq", "all_p", "all_kq")
+    described = {
+        "p": ReadingInfo("ALiBi slope of each head", ("layer", "head")),
+        "kq": ReadingInfo("norm of (W_K, W_Q) of each head", ("layer", "head"), "", 0),
+        "all_p": ReadingInfo("norm of the slopes of all heads", (), "", 0),
+        "all_kq": ReadingInfo("norm of (W_K, W_Q) of all heads", (), "", 0),
+    }
     default = False
 
     def applies(self, context: ProbeContext) -> str | None:

@@ -1,6 +1,6 @@
 """Writes every reading of a run to TensorBoard while the run is recorded.
 
-    pip install 'stagelens[tensorboard]'
+    pip install tensorboard
     stagelens --plugin-dir stagelens_tensorboard run markov
     tensorboard --logdir runs
 
@@ -23,7 +23,7 @@ from stagelens.base import UsageError
 try:
     from torch.utils.tensorboard import SummaryWriter
 except ImportError:
-    raise UsageError("TensorBoard is not installed; pip install 'stagelens[tensorboard]'") from None
+    raise UsageError("TensorBoard is not installed; pip install tensorboard") from None
 
 FOLDER = "tensorboard"  # directory in the run's directory
 FINENESS = 7  # a flow's times are scaled to steps of at most 10**7; longer times are not scaled up

@@ -1,8 +1,8 @@
 """Writes every reading of a run to Weights & Biases, offline unless `WANDB_MODE` is set.
 
-    pip install 'stagelens[wandb]'
+    pip install wandb
     stagelens --plugin-dir stagelens_wandb run markov
-    wandb sync runs/markov-minimal-quick-seed0/wandb/offline-run-*
+    wandb sync RUN_DIRECTORY/wandb/offline-run-*
 
 The plugin is loaded only if `--plugin-dir` names it. Offline, nothing leaves the machine before `wandb sync`.
 """
@@ -20,7 +20,7 @@ from stagelens.base import UsageError
 try:
     import wandb
 except ImportError:
-    raise UsageError("Weights & Biases is not installed; pip install 'stagelens[wandb]'") from None
+    raise UsageError("Weights & Biases is not installed; pip install wandb") from None
 
 _sessions: dict[Path, Any] = {}  # by run directory
 

@@ -8,6 +8,7 @@ import math
 import numpy as np
 import pytest
 
+from stagelens.base.errors import StagelensError
 from stagelens.claims import (
     Check,
     NoMeasurement,
@@ -17,11 +18,14 @@ from stagelens.claims import (
     close,
     equal,
     in_every_seed,
+    on_average,
     ordered,
     per_seed,
     reached,
     reported,
+    seed_mean,
 )
+from stagelens.claims.claim import verdict_of
 
 
 @pytest.mark.parametrize(
@@ -137,3 +141,76 @@ def test_an_argument_of_a_check_per_seed_may_differ_from_seed_to_seed():
     assert per_seed(reported, "x", {0: 1, 1: 2}, "Eq. 5").measured == [1, 2]
     with pytest.raises(NoMeasurement, match="no seed"):
         per_seed(equal, "x", {}, 1, "Eq. 5")
+
+
+@pytest.mark.parametrize(
+    ("interval", "verdict"),
+    [
+        ((0.95, 1.05), "holds"),
+        ((0.8, 1.05), "needs budget"),
+        ((0.5, 2.0), "needs budget"),
+        ((math.nan, math.nan), "needs budget"),
+        (None, "holds"),
+    ],
+)
+def test_an_interval_decides_if_all_of_it_gives_one_answer(interval, verdict):
+    check = close("x", 1.0, 1.0, 0.1, "Fig. 1", interval=interval)
+    assert (check.verdict, check.holds, bool(check.needs)) == (verdict, verdict == "holds", verdict == "needs budget")
+
+
+def test_an_interval_outside_of_the_tolerance_differs():
+    assert close("x", 1.3, 1.0, 0.1, "Fig. 1", interval=(1.2, 1.4)).verdict == "differs"
+    assert close("x", 1.3, 1.0, 0.1, "Fig. 1", interval=(1.05, 1.55)).verdict == "needs budget"
+    limits = [at_least("x", 0.1, 0.0, "", interval=ends).verdict for ends in ((0.05, 0.15), (-0.1, 0.3))]
+    assert limits == ["holds", "needs budget"]
+    assert at_most("x", 0.1, 0.0, "", interval=(0.05, 0.15)).verdict == "differs"
+    with pytest.raises(NoMeasurement, match="belongs to one number"):
+        at_most("x", [1.0, 2.0], 3.0, "", interval=(1.0, 2.0))
+
+
+def test_what_an_undecided_check_needs_grows_with_the_square_of_the_width():
+    needs = [at_least("x", 1.0, 0.0, "", interval=(1 - h, 1 + h)).needs for h in (1.5, 3.0, 30.0)]
+    expected = ["about 3 times as many runs", "about 9 times as many runs", "more than 100 times as many runs"]
+    assert needs == expected
+
+
+def test_the_mean_over_seeds_has_students_interval():
+    from scipy import stats
+
+    values = [1.0, 2.0, 4.0, 4.5]
+    mean, ends = seed_mean(values)
+    known = stats.ttest_1samp(values, 0.0).confidence_interval(0.95)
+    assert mean == 2.875 and ends == pytest.approx((known.low, known.high))
+    assert seed_mean([3.0]) == (3.0, (-math.inf, math.inf))
+    found = on_average(close, "x", {0: 1.0, 1: 1.02, 2: 0.98}, 1.0, 0.1, "Fig. 9")
+    assert found.verdict == "holds" and found.measured == pytest.approx(1.0) and found.interval is not None
+    assert on_average(close, "x", {0: [1.0]}, 1.0, 0.1, "", of=lambda v: v[0]).verdict == "needs budget"
+    missed = on_average(at_least, "x", {0: 1.0, 1: "not reached by 9"}, 0.0, "Fig. 9")
+    assert (missed.verdict, missed.measured) == ("differs", "1.0; not reached by 9")
+
+
+def test_seeds_that_differ_decide_even_if_others_are_undecided():
+    wide, off = at_least("x", 1.0, 0.0, "", interval=(-1.0, 3.0)), at_least("x", -1.0, 0.0, "")
+    assert in_every_seed({0: wide, 1: off}).verdict == "differs"
+    assert in_every_seed({0: wide, 1: at_least("x", 1.0, 0.0, "")}).verdict == "needs budget"
+
+
+def test_the_verdict_of_a_claim():
+    true, false = equal("x", 1, 1, ""), equal("x", 1, 2, "")
+    wide = at_least("x", 1.0, 0.0, "", interval=(-1.0, 3.0))
+    identity, broken = equal("x", 1, 1, "", sanity=True), equal("x", 1, 2, "", sanity=True)
+    verdicts = [verdict_of(checks) for checks in ([true, identity], [true, broken], [true, wide], [wide, false])]
+    assert verdicts == ["holds", "differs", "needs budget", "differs"]
+    with pytest.raises(StagelensError, match="nothing but sanity checks"):
+        verdict_of([identity, reported("y", 1, "")])
+    with pytest.raises(StagelensError, match="judged nothing;"):
+        verdict_of([reported("y", 1, "")])
+
+
+def test_a_check_with_an_interval_survives_json():
+    check = at_least("x", 1.0, 0.0, "Fig. 1", interval=(-1.0, 3.0), sanity=True)
+    written = json.loads(json.dumps(check.to_dict()))
+    assert (written["sanity"], written["verdict"], written["interval"]) == (True, "needs budget", [-1.0, 3.0])
+    assert Check.from_dict(written) == check
+    old = {key: written[key] for key in ("what", "measured", "expected", "tolerance", "reference", "holds", "seeds")}
+    assert Check.from_dict(old).verdict == "differs"  # written before checks had intervals

@@ -55,8 +55,8 @@ def test_what_a_run_depends_on_makes_another(lab):
 
 def test_each_seed_is_a_run(lab):
     found = lab.with_seeds(2).each_seed("small", {"steps": 5})
-    assert {seed: run.manifest.seed for seed, run in found.items()} == {0: 0, 1: 1}
-    assert found[0] is lab.run("small", {"steps": 5})
+    assert {seed: run.manifest.seed for seed, run in found.items()} == {10: 10, 11: 11}
+    assert found[10] is lab.run("small", {"steps": 5}, seed=10)
 
 
 def test_the_budget_names_the_preset(lab):
@@ -64,6 +64,18 @@ def test_the_budget_names_the_preset(lab):
     long = again(lab, budget="long").run("small", {"steps": 5})
     assert long.manifest.preset == "long"
     assert lab.run("small", {"steps": 5}, preset="long").folder == long.folder
+
+
+def test_without_a_preset_of_the_budget_the_next_smaller_one_is_used(lab):
+    assert again(lab, budget="long").run("small/decay").manifest.preset == "quick"
+    assert again(lab, budget="paper").run("small", {"steps": 5}).manifest.preset == "long"
+
+
+def test_a_value_of_the_budget_or_of_the_next_smaller_one(lab):
+    sizes = {"quick": 1, "long": 2}
+    assert [again(lab, budget=budget).of_budget(sizes) for budget in ("quick", "long", "paper")] == [1, 2, 2]
+    with pytest.raises(StagelensError, match="no value for budget 'quick' or a smaller one: there are long"):
+        lab.of_budget({"long": 2})
 
 
 def test_an_interrupted_run_goes_on_where_it_stopped(lab):

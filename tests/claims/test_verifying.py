@@ -38,7 +38,7 @@ def test_a_claim_that_holds(verifying):
     (check,) = result["checks"]
     assert {"what", "measured", "expected", "tolerance", "reference", "holds"} <= check.keys()
     assert check["holds"] is True and len(check["measured"]) == 3 and check["expected"] == "<= 0.9"
-    assert check["seeds"] == {"0": True, "1": True, "2": True}
+    assert check["seeds"] == {"10": True, "11": True, "12": True}
 
 
 def test_a_claim_that_differs_is_a_result(verifying):
@@ -101,7 +101,7 @@ def test_after_an_error_the_rest_goes_on(verifying, monkeypatch):
     for words in ("last loss / first", "<= 0.9", "Fig. 1", "1 of 1", "holds", "differs", "needs budget"):
         assert words in answer.out
     assert "T4 error: a claim with a mistake" in answer.out
-    assert "7 claims: 1 holds, 1 differs, 1 needs budget, 4 error" in answer.out
+    assert "9 claims: 1 holds, 2 differs, 2 needs budget, 4 error" in answer.out
     assert "Traceback" not in answer.out + answer.err
 
 
@@ -109,6 +109,56 @@ def test_debug_shows_where_a_claim_raised(verifying):
     answer = verifying("T4", options=("--debug", "--json"))
     assert answer.json[0]["verdict"] == "error"
     assert "claims_plugin.py" in answer.err and "ZeroDivisionError" in answer.err
+
+
+def test_an_undecided_check_names_the_budget_that_would_decide(verifying, tmp_path):
+    (result,) = verifying("T8").json
+    assert (result["verdict"], result["seeds"]) == ("needs budget", 2)
+    assert result["needs"] == "--budget long, or about 4 times as many runs"
+    (result,) = verifying("T8", options=("--json", "--budget", "long")).json
+    assert (result["verdict"], result["needs"], result["seeds"]) == ("holds", "", 4)
+    both = {budget: last_results("claims_plugin", tmp_path / "cache", budget) for budget in ("quick", "long", "paper")}
+    assert [[kept.verdict for kept in results] for results in both.values()] == [["needs budget"], ["holds"], []]
+    assert [kept.verdict for kept in last_results("claims_plugin", tmp_path / "cache")] == ["holds"]
+
+
+def test_identities_are_shown_apart_and_are_no_evidence(verifying, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "200")
+    (result,) = verifying("T9").json
+    assert (result["verdict"], result["reason"]) == ("differs", "reading: two is not three")
+    assert [(check["sanity"], check["verdict"]) for check in result["checks"]] == [(False, "holds"), (True, "differs")]
+    shown = verifying("T9", options=()).out
+    assert shown.index("evidence") < shown.index("Sanity checks") < shown.index("identity")
+    assert "T9 differs: an identity that fails (0 s): reading: two is not three" in shown
+
+
+def test_resuming_verifies_only_what_has_no_valid_verdict(verifying, tmp_path, monkeypatch):
+    first = {row["id"]: row["verified"] for row in verifying("T1", "T4").json}
+    monkeypatch.setattr("stagelens.claims.verifying.datetime", Later)
+    again = {row["id"]: row["verified"] for row in verifying("T1", "T4", "T6", options=("--json", "--resume")).json}
+    assert again == {"T1": first["T1"], "T4": Later.TEXT, "T6": Later.TEXT}  # an error is not decided
+    other = verifying("T1", options=("--json", "--resume", "--budget", "long")).json
+    assert other[0]["verified"] == Later.TEXT
+    other = verifying("T1", options=("--json", "--resume", "--seeds", "2")).json
+    assert other[0]["verified"] == Later.TEXT
+    verifying("T1")
+    monkeypatch.setattr("stagelens.claims.verifying.verdict_digest", lambda *_: "changed")
+    monkeypatch.setattr(Later, "TEXT", "2101-01-01T00:00:00+00:00")
+    assert verifying("T1", options=("--json", "--resume")).json[0]["verified"] == Later.TEXT
+
+
+class Later:
+    """A clock that shows which verdicts are new."""
+
+    TEXT = "2100-01-01T00:00:00+00:00"
+
+    @classmethod
+    def now(cls, _zone):
+        return cls
+
+    @classmethod
+    def isoformat(cls, timespec):
+        return cls.TEXT
 
 
 def test_seeds_can_be_asked_for(verifying, tmp_path):
@@ -169,7 +219,7 @@ def test_on_a_terminal_a_bar_shows_what_is_done_and_what_runs(verifying, monkeyp
     monkeypatch.setenv("COLUMNS", "120")
     answer = verifying("T1", "T6", options=("--json", "--seeds", "1"))
     assert [result["verdict"] for result in answer.json] == ["holds", "error"]
-    assert "lines seed 0" in answer.err and "2/2" in answer.err
+    assert "lines seed 10" in answer.err and "2/2" in answer.err
 
 
 def test_time_left_is_that_of_what_was_done():
@@ -204,4 +254,4 @@ def test_from_python(imports, tmp_path):
 
     host = make_host([PLUGIN])
     (result,) = verify(choose(host, claims=["T1"]), host, seeds=1, cache=tmp_path)
-    assert result.verdict == "holds" and result.checks[0].seeds == {0: True}
+    assert result.verdict == "holds" and result.checks[0].seeds == {10: True}

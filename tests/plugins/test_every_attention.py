@@ -92,7 +92,7 @@ def test_uniform_attention_over_the_models_own_mask_has_sparsity_zero(task_id, s
 
     recorder.context.model.add_hook(lambda name: name.endswith("attn.hook_attn_scores"), uniform)
     readings = {reading.name: reading.array() for reading in recorder.measure(0)}
-    assert not recorder.problems and not recorder.skipped
+    assert not recorder.problems and all(name.endswith(("_error", "_by_third")) for name in recorder.skipped)
     found = readings["attention_sparsity/sparsity"]  # [layer, head], nan for heads that a layer does not have
     assert (~torch.tensor(found).isnan()).any(-1).all()
     torch.testing.assert_close(

@@ -11,6 +11,7 @@ from matplotlib.figure import Figure
 
 from kit.tiny import host, tiny_settings
 from stagelens.claims import Lab, choose_figures, draw_figure
+from stagelens_rich.data import corpus
 
 
 @dataclass(frozen=True)
@@ -26,7 +27,8 @@ CHOSEN = [chosen for chosen in choose_figures(host()) if chosen.plugin in ("reca
 
 
 @pytest.mark.parametrize("chosen", CHOSEN, ids=[f"{one.plugin}-{one.ref.name}" for one in CHOSEN])
-def test_a_registered_figure_is_drawn(chosen, tmp_path):
+def test_a_registered_figure_is_drawn(chosen, tmp_path, monkeypatch):
+    monkeypatch.setattr(corpus, "wikitext_2", lambda: corpus.split(corpus.words_of(corpus.PYTHON)))  # without a network
     figure = draw_figure(chosen.ref, TinyLab(host(), tmp_path))
     assert isinstance(figure, Figure)
     assert any(axis.lines for axis in figure.axes)

@@ -182,4 +182,4 @@ def test_without_the_package_the_plugin_says_what_to_install(monkeypatch, plugin
     for name in ("torch.utils.tensorboard", plugin):
         monkeypatch.delitem(sys.modules, name, raising=False)
     (failed,) = make_host([plugin]).failed
-    assert failed.error.endswith(f"pip install 'stagelens[{package}]'")
+    assert failed.error.endswith(f"pip install {package}")

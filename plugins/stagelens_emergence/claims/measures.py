@@ -12,7 +12,7 @@ import numpy as np
 
 from stagelens import Check, Law, Run, fit_law
 from stagelens.base import UsageError
-from stagelens.claims import Value, at_least, at_most, ordered, per_seed, reached, reported
+from stagelens.claims import Value, at_least, at_most, close, ordered, per_seed, reached, reported
 from stagelens.timelines import first_crossing
 from stagelens_emergence.flow import flow_plateaus
 from stagelens_emergence.theory import ReducedModel, paper_flow, repetition_scale
@@ -121,26 +121,46 @@ def law_of(points: Mapping[Any, Seeds], names: Sequence[str], measure: Measure) 
         return f"none: {error}"
 
 
-def law_checks(law: Law | str, names: Sequence[str], r2: float, paper: str, reference: str) -> Iterable[Check]:
-    """Checks that the law fits and that each exponent's interval has the paper's sign: B negative, others positive."""
+def law_checks(
+    law: Law | str, paper: Mapping[str, tuple[float, float]], r2: float, printed: str, reference: str
+) -> Iterable[Check]:
+    """Checks that the law fits, and that each exponent has the paper's sign and is near the paper's number.
+
+    `paper` has the exponent of each column and its tolerance; `printed` is the paper's law as it writes it.
+    """
     if isinstance(law, str):
-        yield at_least(f"power law in {', '.join(names)}", law, r2, reference)
+        yield at_least(f"power law in {', '.join(paper)}", law, r2, reference)
         return
-    yield at_least(f"R2 of the power law in {', '.join(names)} ({law.censored} censored)", law.r2, r2, reference)
-    for name in names:
-        exponent = law.exponents[name]
-        what = f"exponent of {name}: the end of its 95% confidence interval that is closer to 0"
-        yield (
-            at_most(what, exponent.high, 0.0, reference)
-            if name == "B"
-            else at_least(what, exponent.low, 0.0, reference)
-        )
-    yield reported(f"the power law (paper: {paper})", str(law), reference)
+    yield at_least(f"R2 of the power law in {', '.join(paper)} ({law.censored} censored)", law.r2, r2, reference)
+    for name, (expected, tolerance) in paper.items():
+        value, interval = exponent_of(law, name)
+        sign, limit = ("negative", at_most) if expected < 0 else ("positive", at_least)
+        yield limit(f"exponent of {name} is {sign}", value, 0.0, reference, interval=interval)
+        what = f"exponent of {name} against the paper's"
+        yield close(what, value, expected, tolerance, reference, relative=False, interval=interval)
+    yield reported(f"the power law (paper: {printed})", str(law), reference)
 
 
-def exponents_of(law: Law | str, names: Sequence[str]) -> list[float | str]:
-    """Returns the exponents of `names` as a check shows them: rounded, or why there is no law."""
-    return [law if isinstance(law, str) else round(law.exponents[name].value, 3) for name in names]
+def exponent_of(law: Law, name: str) -> tuple[float, tuple[float, float]]:
+    """Returns an exponent and its 95% confidence interval."""
+    found = law.exponents[name]
+    return found.value, (found.low, found.high)
+
+
+def exceeds(law: Law | str, more: str, less: str, reference: str) -> Check:
+    """Checks that the exponent of `more` is larger than that of `less`, with the interval of their difference."""
+    what = f"exponent of {more} minus that of {less}"
+    if isinstance(law, str):
+        return at_least(what, law, 0.0, reference)
+    (a, (a_low, a_high)), (b, (b_low, b_high)) = exponent_of(law, more), exponent_of(law, less)
+    half = np.hypot(a_high - a_low, b_high - b_low) / 2
+    return at_least(what, a - b, 0.0, reference, interval=(a - b - half, a - b + half))
+
+
+def faster(runs: Mapping[float, Seeds], measure: Measure) -> Seeds:
+    """Returns the runs of the learning rate with the shortest mean plateau, as the paper tunes it (D.3)."""
+    lengths = {lr: mean_length(seeds, measure) for lr, seeds in runs.items()}
+    return runs[min(lengths, key=lambda lr: np.inf if np.isnan(lengths[lr]) else lengths[lr])]
 
 
 def listed(values: Iterable[float]) -> str:

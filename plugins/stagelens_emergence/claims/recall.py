@@ -1,12 +1,15 @@
 """S10 to S12: what the paper states about transformers on key-value recall.
 
-The quick grids use transformers of width 64 instead of 256. As in `regression`, quick runs have more steps than their
-plateau took when the grid was chosen.
+The grids use transformers of width 64 instead of 256. As in `regression`, runs have more steps than their plateau took
+when the grid was chosen.
+
+Thresholds: the paper's exponents are those of Fig. 4; their tolerance of 0.25 is ours. Repetition is moderate up to
+B / pairs = 1/4: above that a model that returns the most frequent value is right more often than not.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
@@ -17,7 +20,9 @@ from stagelens import Check, Claim, Run, detect_stages
 from stagelens.claims import Lab, Value, at_least, at_most, equal, ordered, per_seed, reached, reported
 from stagelens.timelines import half_rise
 from stagelens_emergence.claims import measures
-from stagelens_emergence.claims.measures import Measure, Seeds, exponents_of, growing, listed, mean_length, shown
+from stagelens_emergence.claims.measures import Measure, Seeds, growing, listed, mean_length, shown
+
+FIG_4 = {"pairs": (2.25, 0.25), "tokens": (0.79, 0.25)}  # exponents and tolerances
 
 
 class Context(NamedTuple):
@@ -32,11 +37,14 @@ class RecallGrid:
     """The settings of S10 to S12."""
 
     answering: float  # accuracy at which the plateau ends
-    base: Context  # B and p are varied here
+    base: Context  # pairs and tokens are varied from here
+    repeated: Context  # B and p are varied here
     pairs: tuple[int, ...]  # with the tokens of `base`
     tokens: tuple[int, ...]  # with the pairs of `base`
-    B: tuple[float, ...]
-    p: tuple[float, ...]
+    B: tuple[float, ...]  # the last is too much
+    p: tuple[float, ...]  # the last is too much
+    tuned: tuple[float, ...] = ()  # learning rates over pairs and tokens; the fastest counts (D.3)
+    margin: float = 0.0  # steps relative to a law of the plateau's length; 0: the preset's steps
 
     @property
     def vary_pairs(self) -> list[Context]:
@@ -45,6 +53,11 @@ class RecallGrid:
     @property
     def vary_tokens(self) -> list[Context]:
         return [Context(self.base.pairs, tokens) for tokens in self.tokens]
+
+    @property
+    def where(self) -> str:
+        """The context of repetition as text."""
+        return f"{self.repeated.pairs} pairs of {self.repeated.tokens} tokens"
 
     @property
     def plateau(self) -> Measure:
@@ -63,40 +76,75 @@ RECALLS = {
         base=Context(pairs=4, tokens=16),
         pairs=(3, 4, 8),
         tokens=(8, 16, 32),
+        repeated=Context(pairs=8, tokens=32),
         B=(2.0, 4.0),
-        p=(0.5, 1.0),
+        p=(0.1, 0.5),
+        margin=1.0,
+    ),
+    "long": RecallGrid(
+        answering=0.5,
+        base=Context(pairs=8, tokens=32),
+        pairs=(4, 8, 12),
+        tokens=(16, 32, 64),
+        repeated=Context(pairs=10, tokens=48),
+        B=(2.0, 2.5, 5.0),
+        p=(0.1, 0.5),
+        margin=1.3,
     ),
     "paper": RecallGrid(
         answering=measures.ANSWERING,
         base=Context(pairs=32, tokens=256),
+        repeated=Context(pairs=32, tokens=256),
         pairs=(8, 16, 32),
         tokens=(64, 128, 256),
         B=(2.0, 4.0, 8.0, 16.0),
         p=(0.1, 0.5, 0.9),
+        tuned=(1e-5, 3e-5, 1e-4),  # D.3: Fig. 4 right
     ),
 }
 
 
+def grid_of(lab: Lab) -> RecallGrid:
+    """Returns the grid of the lab's budget."""
+    return lab.of_budget(RECALLS)
+
+
 def recall(lab: Lab, context: Context, **settings: Any) -> Seeds:
-    """Returns the recall of each seed. Quick runs get enough steps for their plateau to end."""
-    if lab.budget == "quick":
-        settings = {"steps": measures.next_hundred(9.9 * context.pairs**1.6 * context.tokens**0.5 + 100), **settings}
+    """Returns the recall of each seed. Runs get enough steps for their plateau to end."""
+    if margin := grid_of(lab).margin:
+        length = 9.9 * context.pairs**1.6 * context.tokens**0.5 + 100
+        settings = {"steps": measures.next_hundred(margin * length), **settings}
     return lab.each_seed("emergence/recall", {**context._asdict(), **settings}, probes=("key_value",))
 
 
-def context_runs(lab: Lab, grid: RecallGrid) -> dict[Context, Seeds]:
+def context_runs(lab: Lab) -> dict[Context, Seeds]:
     """Returns the runs over pairs and over tokens, without repetition."""
-    return {context: recall(lab, context) for context in (*grid.vary_pairs, *grid.vary_tokens)}
+    grid = grid_of(lab)
+
+    def at(context: Context) -> Seeds:
+        if not grid.tuned:
+            return recall(lab, context)
+        return measures.faster({lr: recall(lab, context, lr=lr) for lr in grid.tuned}, grid.plateau)
+
+    return {context: at(context) for context in (*grid.vary_pairs, *grid.vary_tokens)}
 
 
-def in_context_runs(lab: Lab, grid: RecallGrid) -> dict[float, Seeds]:
+def in_context_runs(lab: Lab) -> dict[float, Seeds]:
     """Returns the runs by B."""
-    return {B: recall(lab, grid.base, B=B) for B in grid.B}
+    grid = grid_of(lab)
+    return {B: recall(lab, grid.repeated, B=B) for B in grid.B}
 
 
-def cross_sample_runs(lab: Lab, grid: RecallGrid) -> dict[float, Seeds]:
+def cross_sample_runs(lab: Lab) -> dict[float, Seeds]:
     """Returns the runs by p."""
-    return {p: recall(lab, grid.base, p=p) for p in grid.p}
+    grid = grid_of(lab)
+    return {p: recall(lab, grid.repeated, p=p) for p in grid.p}
+
+
+def baselines(lab: Lab) -> dict[str, Seeds]:
+    """Returns the runs without repetition: the query occurs exactly once, or once on average as in C.1."""
+    context = grid_of(lab).repeated
+    return {"exactly once": recall(lab, context), "B = 1 (C.1)": recall(lab, context, B=1.0)}
 
 
 def last(run: Run, series: str) -> float:
@@ -110,11 +158,16 @@ class Emergence(Claim):
     id = "S10"
     title = "recall emerges; more pairs and more tokens delay it"
     reference = "3.2, Fig. 4"
+    reason = (
+        "size: signs and order hold, but the exponents are smaller (quick: pairs 1.39, tokens 0.21). Our models have 2 "
+        "layers of width 64 and up to 8 pairs of 32 tokens, the paper's 4 of width 256 and 32 pairs of 256; its "
+        "threshold of 5% accuracy is below chance here, so 50% counts"
+    )
 
     def checks(self, lab: Lab) -> Iterable[Check]:
-        grid = RECALLS[lab.budget]
+        grid = grid_of(lab)
         pairs, tokens = grid.base
-        points = context_runs(lab, grid)
+        points = context_runs(lab)
         largest = points[grid.vary_pairs[-1]]
         what = f"number of transitions of the test loss at {grid.pairs[-1]} pairs, {tokens} tokens"
         yield per_seed(equal, what, largest, 1, "Fig. 4", of=transitions)
@@ -126,9 +179,9 @@ class Emergence(Claim):
         ):
             yield growing(f"plateaus at {where}", [points[context] for context in vary], grid.plateau, "Fig. 4")
         law = measures.law_of(points, Context._fields, grid.plateau)
-        yield ordered("exponents of tokens, pairs", exponents_of(law, ("tokens", "pairs")), "Fig. 4 right: 0.79, 2.25")
+        yield measures.exceeds(law, "pairs", "tokens", "Fig. 4 right")
         paper = "0.55 tokens^0.79 pairs^2.25, R2 0.982"
-        yield from measures.law_checks(law, Context._fields, 0.9, paper, "Fig. 4 right")
+        yield from measures.law_checks(law, FIG_4, 0.9, paper, "Fig. 4 right")
 
 
 def transitions(run: Run) -> int:
@@ -137,35 +190,48 @@ def transitions(run: Run) -> int:
 
 
 class Repetition(Claim):
-    """Without repetition the query occurs in the context exactly once; with B it may also be missing (C.1)."""
+    """Two baselines: the query occurs in the context exactly once, or B = 1 as in C.1, where it may also be missing."""
 
     id = "S11"
     title = "repetition accelerates recall; too much of it overfits"
     reference = "3.2, Figs. 5, 16"
+    reason = (
+        "size: in-context repetition shortens the test plateau as stated (B = 2 of 8 pairs, quick: 1.98 times, against "
+        "both baselines in 3 of 3 seeds). Cross-sample repetition does not: p = 0.1 is slower, p = 0.5 equal (0.995). "
+        "Probably a query among 32 tokens is not rare enough; the paper has 256. By the end our runs overfit by less "
+        "than 1% at p = 0.5 and by 7 to 11% at B = 4"
+    )
 
     def checks(self, lab: Lab) -> Iterable[Check]:
-        grid = RECALLS[lab.budget]
-        once = recall(lab, grid.base)
-        in_context, cross_sample = in_context_runs(lab, grid), cross_sample_runs(lab, grid)
-        speedup = []
+        grid = grid_of(lab)
+        plain = baselines(lab)
+        in_context, cross_sample = in_context_runs(lab), cross_sample_runs(lab)
+        once = plain["exactly once"]
         for name, repeated in (("p", cross_sample), ("B", in_context)):
             least, *_, most = repeated
-            what = f"test plateaus at {name} = {least:g}, without repetition"
-            yield growing(what, [repeated[least], once], grid.plateau, "Fig. 5")
+            for baseline, runs in plain.items():
+                what = f"{grid.where}: test plateaus at {name} = {least:g}, {baseline}"
+                yield growing(what, [repeated[least], runs], grid.plateau, "Fig. 5")
             falling = [*(repeated[value] for value in reversed(repeated)), once]
-            what = f"training plateaus at {name} = {listed(reversed(repeated))}, without repetition"
+            what = f"training plateaus at {name} = {listed(reversed(repeated))}, exactly once"
             yield growing(what, falling, grid.train_plateau, "Fig. 16")
             gaps = {seed: round(overfitting(run), 3) for seed, run in repeated[most].items()}
             what = f"last training accuracy minus test accuracy at {name} = {most:g}"
             yield per_seed(at_least, what, gaps, 0.1, "Fig. 5: overfitting")
-            speedup.append(mean_length(once, grid.plateau) / mean_length(repeated[least], grid.plateau))
-        what = f"factor by which p = {grid.p[0]:g}, and by which B = {grid.B[0]:g}, shortens the test plateau"
-        factors = reached([round(factor, 3) for factor in speedup])
-        yield ordered(what, factors, "3.2: in-context repetition does more")
-        rows = {"without repetition": once} | {f"B = {B:g}": runs for B, runs in in_context.items()}
+        best = [speedup(once, repeated, grid.plateau) for repeated in (cross_sample, in_context)]
+        what = "largest factor by which p, and by which B, shortens the test plateau (paper: 2 and 4)"
+        yield ordered(what, reached(best), "3.2: in-context repetition does more")
+        rows = {**plain, **{f"B = {B:g}": runs for B, runs in in_context.items()}}
         rows |= {f"p = {p:g}": runs for p, runs in cross_sample.items()}
         for name, runs in rows.items():
             yield reported(f"test plateaus, {name}", [shown(run, grid.plateau) for run in runs.values()], "Fig. 5")
+
+
+def speedup(once: Seeds, repeated: Mapping[float, Seeds], measure: Measure) -> float | None:
+    """Returns the largest factor by which repetition shortens the mean plateau; None if no plateau ends."""
+    factors = [mean_length(once, measure) / mean_length(runs, measure) for runs in repeated.values()]
+    found = [round(factor, 3) for factor in factors if np.isfinite(factor)]
+    return max(found) if found else None
 
 
 def overfitting(run: Run) -> float:
@@ -181,7 +247,7 @@ class Circuit(Claim):
     reference = "C.2, Fig. 17"
 
     def checks(self, lab: Lab) -> Iterable[Check]:
-        grid = RECALLS[lab.budget]
+        grid = grid_of(lab)
         runs = recall(lab, grid.vary_pairs[-1])
         rises = {seed: half_rises(run) for seed, run in runs.items()}
         what = "steps of half of the rise of accuracy, copying and selecting: (last - first) / mean"

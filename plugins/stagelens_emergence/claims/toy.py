@@ -7,25 +7,31 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from itertools import product
+from typing import ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from stagelens import Check, Claim, Event, Law, Run, Timeline, fit_law
-from stagelens.claims import Lab, at_least, at_most, close, equal, ordered, per_seed, reached, reported
+from stagelens.claims import Lab, at_least, at_most, close, equal, on_average, ordered, per_seed, reached, reported
 from stagelens.experiments import solve
 from stagelens.timelines import first_crossing
 from stagelens_emergence import theory
 from stagelens_emergence.claims import measures
 from stagelens_emergence.claims.measures import DIMENSIONS, LENGTHS, LONG, PROBABILITIES, REPEATS, SCALE, fit_plateaus
 from stagelens_emergence.flow import flow_plateau, flow_plateaus, trajectory
-from stagelens_emergence.theory import ReducedModel, model_flow, paper_flow
+from stagelens_emergence.theory import ReducedModel, across_flow, model_flow, paper_flow
 
 Floats = NDArray[np.float64]
 
 FIG1 = {"T": 512, "d": 64}
 SMALL = {"T": 128, "d": 64, "steps": 2200}  # the quick budget's size for Fig. 9: the same sqrt(d) / T as T = d = 256
 PROBES = ("single_location", "plateau_length")
+# Plateau / (sqrt(d) T) at T = 4096, d = 64, B = 1, p = 0, by the law that is printed at each side of Fig. 2.
+FIG2 = {
+    "left": 1.51 * LONG**0.99 * 64**0.49 / (8 * LONG),
+    "right": 2.15 * (8 * LONG) ** 1.02 / (8 * LONG),
+}
 W, ALPHA = "single_location/w", "single_location/alpha"
 
 
@@ -75,7 +81,7 @@ class WeightsFirst(Claim):
 
 def trained(lab: Lab, **settings: float) -> dict[int, Run]:
     """Returns Fig. 9's runs: SGD from a random W towards a random W*."""
-    size = {} if lab.budget == "paper" else SMALL
+    size = lab.of_budget({"quick": SMALL, "long": {}})
     return lab.each_seed("emergence/toy", {**size, **settings}, preset="fig9", probes=PROBES)
 
 
@@ -93,14 +99,17 @@ def delays(found: Mapping[int, float | str], own: Mapping[int, float], unit: flo
 
 
 class Reduction(Claim):
-    """Fig. 9 relaxes the assumptions on W* and W. The part of W orthogonal to W* does not decay on the plateau, which
-    delays its end by one to two d. So the plateau is also measured from W = 0, as Assumption 4 has it.
+    """Fig. 9 relaxes the assumptions on W* and W. "Quite accurately" is read as 15% of the mean length (the ledger).
+
+    A single seed scatters by 0.8/sqrt(d), because w starts at N(0, 1/d). The part of W orthogonal to W* does not decay
+    on the plateau, which delays its end by one to two d. So the plateau is also measured from W = 0, as Assumption 4
+    has it, and compared with a flow that has this part as a third variable. `long` has the figure's T = d = 256.
     """
 
     id = "S2"
     title = "the reduced dynamics match SGD on the whole toy model"
     reference = "Fig. 9"
-    seeds = 5
+    seeds: ClassVar[Mapping[str, int]] = {"quick": 5, "long": 20}  # Fig. 9 has five
 
     def checks(self, lab: Lab) -> Iterable[Check]:
         random, zero = trained(lab), trained(lab, init_scale=0.0)
@@ -108,25 +117,32 @@ class Reduction(Claim):
         problem = paper_flow(config.T, config.d)
         expected = flow_plateau(problem)
         size = f"T = {config.T}, d = {config.d}, batches of {config.batch_size}"
-        what = f"{size}: plateau of SGD from a random W (flow: {expected:.0f})"
         found = {seed: trained_plateau(run) for seed, run in random.items()}
-        yield per_seed(close, what, found, expected, 0.15, self.reference)
-        finished = [length for length in found.values() if not isinstance(length, str)]
-        mean = float(np.mean(finished)) / expected if finished else None
-        what = f"mean plateau of the {len(finished)} seeds that finish, divided by the flow's"
-        yield reported(what, reached(mean), self.reference)
+        what = f"{size}: mean plateau of SGD from a random W (flow: {expected:.0f})"
+        yield on_average(close, what, found, expected, 0.15, self.reference)
+        yield reported("the same plateau, each seed", list(found.values()), self.reference)
         starts = {seed: float(run.timeline.series(W)[0]) for seed, run in random.items()}
         own = {seed: flow_plateau(problem, w_init=start) for seed, start in starts.items()}
         yield reported("plateau of the flow from each seed's initial w", reached(list(own.values())), self.reference)
         late = delays(found, own, config.d)
         yield reported("delay of SGD relative to that flow, in units of d", late, "Assumption 4")
+        yield self._with_across(found, starts, config.T, config.d)
         what = f"{size}: plateau of SGD from W = 0"
         yield per_seed(close, what, zero, expected, 0.15, "Assumption 4", of=trained_plateau)
 
+    def _with_across(self, found: Mapping[int, float | str], starts: Mapping[int, float], T: int, d: int) -> Check:
+        """Reports each seed's plateau relative to the flow from its own w, with |W across W*| = sqrt(d) at first."""
+        problem = across_flow(T, d)
+        flows = {seed: flow_plateau(problem, w_init=[start, np.sqrt(d)]) for seed, start in starts.items()}
+        ratios = [length if isinstance(length, str) else length / flows[seed] for seed, length in found.items()]
+        return reported("plateau, divided by that of the flow with W across W* as a third variable", ratios, "ours")
+
 
 class PowerLaw(Claim):
+    """The paper does not state its grid. The exponents tend to 1 and 1/2 as T grows; the range decides how near."""
+
     id = "S3"
-    title = "the plateau's length is a power law of T and d"
+    title = "the plateau's length is a power law of T and d (T = 128 to 2048, d = 16 to 256)"
     reference = "Fig. 1c"
 
     def checks(self, lab: Lab) -> Iterable[Check]:  # noqa: ARG002
@@ -150,6 +166,11 @@ class InContext(Claim):
     id = "S4"
     title = "in-context repetition divides T"
     reference = "Fig. 2 left"
+    reason = (
+        "paper: Eq. 14 follows d loss / d Delta a, but in the model of Eq. 2 the B scores of the relevant token share "
+        "that gradient, so the plateau shortens like 1/sqrt(B). At T = 128, d = 16, B = 4 the trained model takes "
+        "363.6 steps, its own flow 362.1, Eq. 14 185.5"
+    )
 
     def checks(self, lab: Lab) -> Iterable[Check]:  # noqa: ARG002
         sizes = list(product((1024, 2048, LONG), DIMENSIONS, REPEATS))
@@ -171,12 +192,20 @@ class CrossSample(Claim):
     """
 
     id = "S5"
-    title = "cross-sample repetition shortens the plateau as the linearization predicts"
+    title = "cross-sample repetition shortens the plateau as linearized (T = 4096, d = 16 to 256, p up to 0.5)"
     reference = "Fig. 2 right"
+    reason = (
+        "paper: the two laws of Fig. 2 describe the same flow at p = 0, B = 1, but give 1.33 (left) and 2.65 (right) "
+        "times sqrt(d) T at d = 64; we measure what the left one gives. Exponent and R2 are the paper's"
+    )
 
     def checks(self, lab: Lab) -> Iterable[Check]:  # noqa: ARG002
         law = measures.cross_sample_fit().law
         yield from exponent_checks(law, {SCALE: 1.02}, 0.05, 0.99, self.reference)
+        ours = flow_plateau(paper_flow(LONG, 64)) / (8 * LONG)
+        for side, value in FIG2.items():
+            what = f"p = 0, B = 1, d = 64: plateau divided by sqrt(d) T; the paper's is the {side} law's value"
+            yield close(what, ours, value, 0.1, f"Fig. 2 {side}")
         lengths = flow_plateaus(paper_flow(LONG, 256, p=p) for p in PROBABILITIES)
         yield ordered("d = 256: plateaus at p = 0.5 down to 0", lengths[::-1], self.reference)
         beyond = measures.cross_sample_fit(probabilities=(*PROBABILITIES, 0.6, 0.7, 0.8, 0.9)).law
@@ -206,6 +235,8 @@ def linear_escape(lost: float, rate: float) -> float:
 
 
 class Linearization(Claim):
+    """The evidence is the flow's early curve. The escape times of the linearized system are identities of ours."""
+
     id = "S6"
     title = "w = sinh and Delta a = cosh - 1 early on, and the escape time"
     reference = "Eqs. 5, 6, 15; Fig. 7"
@@ -231,19 +262,26 @@ class Linearization(Claim):
         where = f"linearized dynamics, T = {LONG}, d = 512, epsilon = {lost}"
         errors = {text: theory.escape_time(lost, rate, form) / found - 1 for form, text in self.forms.items()}
         what = f"{where}: escape time by arcsinh(x), divided by the measured one"
-        yield close(what, 1 + errors["arcsinh(x)"], 1.0, 1e-6, "A.3.2")
+        yield close(what, 1 + errors["arcsinh(x)"], 1.0, 1e-6, "A.3.2", sanity=True)
         printed = {text: abs(errors[text]) for text in ("log(2x)", "log(x)")}
         nearest = min(printed, key=printed.__getitem__)
-        yield equal(f"{where}: the printed form that is closer", nearest, "log(2x)", "Eq. 6")
+        yield equal(f"{where}: the printed form that is closer", nearest, "log(2x)", "Eq. 6", sanity=True)
         yield reported(f"{where}: relative errors of log(2x) and log(x)", list(printed.values()), "A.3.2 and Eq. 6")
 
 
 class LatePhase(Claim):
-    """At the end of the drop w is off its equilibrium and relaxes to it at the rate 1/d; the checks wait five d."""
+    """At the end of the drop w is off its equilibrium and relaxes to it at the rate 1/d; the checks wait five d.
+
+    A.3.3's orders in e = 1 - B alpha are judged as printed. Our own forms are sanity checks.
+    """
 
     id = "S7"
     title = "late, w is at its equilibrium and the Hessian splits"
     reference = "A.3.3, Fig. 8"
+    reason = (
+        "paper: A.3.3 prints an entry of order e for Delta a in the Hessian; it is of order e^2, because a factor "
+        "alpha (1 - B alpha) is missing (autograd agrees). That Delta a is the slow variable stays true"
+    )
 
     def checks(self, lab: Lab) -> Iterable[Check]:
         run = lab.run("emergence/flow", {**FIG1, "points": 800})
@@ -267,12 +305,25 @@ class LatePhase(Claim):
         yield close(what, float(largest[-1]) * problem.d, 1.0, 0.02, "A.3.3")
         flat, _ = theory.late_eigenvalues(problem, float(timeline.series("alpha")[-1]))
         what = "smallest eigenvalue at the end, divided by 2 e^2 / (T - B)"
-        yield close(what, float(smallest[-1]) / flat, 1.0, 0.1, "A.3.3, ours")
+        yield close(what, float(smallest[-1]) / flat, 1.0, 0.1, "A.3.3, ours", sanity=True)
+        yield from self._orders(problem)
+
+    def _orders(self, problem: ReducedModel) -> Iterable[Check]:
+        """Checks the printed orders of the Hessian at w_inf in e, over e = 0.001 to 0.1."""
         e = np.geomspace(1e-3, 1e-1, 9)
         at_rest = problem.hessian(problem.equilibrium(1 - e), np.log((problem.T - 1) / e * (1 - e)))
-        power = fit_law({"e": e.tolist()}, np.linalg.eigvalsh(at_rest)[:, 0].tolist()).exponents["e"].value
-        what = "at w_inf: exponent of the smallest eigenvalue in e = 1 - B alpha (A.3.3 prints 1)"
-        yield close(what, power, 2.0, 0.1, "A.3.3, ours", relative=False)
+        entries = {
+            "the mixed entry": np.abs(at_rest[:, 0, 1]),
+            "the entry for Delta a": np.abs(at_rest[:, 1, 1]),
+            "the smallest eigenvalue": np.linalg.eigvalsh(at_rest)[:, 0],
+        }
+        power = {name: fit_law({"e": e.tolist()}, v.tolist()).exponents["e"].value for name, v in entries.items()}
+        for name in ("the mixed entry", "the entry for Delta a"):
+            what = f"at w_inf: exponent of {name} in e = 1 - B alpha, as printed"
+            yield close(what, power[name], 1.0, 0.1, "A.3.3", relative=False)
+        for name in ("the entry for Delta a", "the smallest eigenvalue"):
+            what = f"at w_inf: exponent of {name} in e, by our formula"
+            yield close(what, power[name], 2.0, 0.1, "A.3.3, ours", relative=False, sanity=True)
 
 
 def settling_time(times: Floats, off: Floats, limit: float) -> float:

@@ -57,6 +57,11 @@ def sample_regression(
     return RegressionBatch(x, token @ W.T, relevant)
 
 
+def relevant_keys(batch: RegressionBatch) -> Tensor:
+    """Returns bool [n, query, key]: the positions of the relevant token, which are the same for every query."""
+    return batch.relevant[:, None].expand(-1, batch.relevant.shape[1], -1)
+
+
 def sample_recall(
     n: int, pairs: int, tokens: int, generator: torch.Generator, *, B: float | None = None, p: float = 0.0
 ) -> KeyValueBatch:

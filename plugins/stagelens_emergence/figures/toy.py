@@ -14,11 +14,13 @@ from stagelens.figures import THEORY, line_style, panels, title_of
 from stagelens_emergence import theory
 from stagelens_emergence.claims import measures
 from stagelens_emergence.claims.measures import DIMENSIONS, LENGTHS, PROBABILITIES, REPEATS, PlateauFit
+from stagelens_emergence.claims.toy import trained
 from stagelens_emergence.flow import trajectory
 from stagelens_emergence.theory import ReducedModel, paper_flow
 
 if TYPE_CHECKING:
     from stagelens import Run
+    from stagelens.claims import Lab
 
 MARKERS = ("o", "s", "^", "D", "v", "P")
 OPTIMUM: Any = {"color": "0.6", "ls": ":", "lw": 1.0, "zorder": 0.5}
@@ -46,7 +48,12 @@ def flow_figures(run: Run) -> Mapping[str, Figure]:
 def toy_figures(run: Run) -> Mapping[str, Figure]:
     """Returns Fig. 9: the trained model and the flow of the reduced one."""
     needed = {"loss", "single_location/w", "single_location/alpha"}
-    return {"fig9": reduction_figure(run)} if needed <= set(run.timeline) and len(run.timeline.steps) > 1 else {}
+    return {"fig9": reduction_figure([run])} if needed <= set(run.timeline) and len(run.timeline.steps) > 1 else {}
+
+
+def lab_fig9(lab: Lab) -> Figure:
+    """Draws Fig. 9 with five seeds, from the runs of S2."""
+    return reduction_figure(list(trained(lab.with_seeds(5)).values()))
 
 
 def emergence_figure(run: Run, problem: ReducedModel) -> Figure:
@@ -181,11 +188,11 @@ def late_figure(run: Run, problem: ReducedModel) -> Figure:
     return figure
 
 
-def reduction_figure(run: Run) -> Figure:
-    """Draws Fig. 9: loss, attention and w of the trained model, with the reduced flow from (0, 0)."""
-    task: Any = run.experiment
-    problem, lr, timeline = task.reduced, task.config.lr, run.timeline
-    steps = np.linspace(0, float(timeline.steps[-1]), 1500)
+def reduction_figure(runs: Sequence[Run]) -> Figure:
+    """Draws Fig. 9: loss, attention and w of the trained models, with the reduced flow from (0, 0)."""
+    task: Any = runs[0].experiment
+    problem, lr = task.reduced, task.config.lr
+    steps = np.linspace(0, float(runs[0].timeline.steps[-1]), 1500)
     w, delta_a = trajectory(problem, steps * lr)
     theories = {
         "test loss": ("loss", problem.without_repetition.loss(w, delta_a)),
@@ -193,10 +200,13 @@ def reduction_figure(run: Run) -> Figure:
         "w": ("single_location/w", problem.projection(w)),
     }
     c = task.config
-    title = f"Fig. 9: T = {c.T}, d = {c.d}, B = {c.B}, p = {c.p:g}; {title_of(run)}"
+    who = title_of(runs[0]) if len(runs) == 1 else f"{len(runs)} seeds"
+    title = f"Fig. 9: T = {c.T}, d = {c.d}, B = {c.B}, p = {c.p:g}; {who}"
     figure, (axes,) = panels(1, 3, title, WIDE)
     for axis, (label, (name, curve)) in zip(axes, theories.items(), strict=True):
-        axis.plot(*timeline.scalar(name), label="SGD" if task.config.sampled else "descent", **line_style(0))
+        for number, run in enumerate(runs):
+            name_of = None if number else "SGD" if task.config.sampled else "descent"
+            axis.plot(*run.timeline.scalar(name), label=name_of, **line_style(0) | {"lw": 1.0})
         axis.plot(steps, curve, label="reduced flow", **THEORY)
         axis.set(xlabel="training step", ylabel=label)
     axes[0].legend()

@@ -1,4 +1,4 @@
-"""Figs. 3 to 5, 11 and 13 to 17: transformers.
+"""Figs. 3 to 5 and 11 to 17: transformers.
 
 A figure over a grid takes the finished runs of the grid in any order:
 
@@ -18,7 +18,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import NullLocator
 
-from stagelens.figures import THEORY, line_style, panels
+from stagelens.figures import THEORY, line_style, panels, title_of
 from stagelens_emergence.claims import recall, regression
 from stagelens_emergence.claims.measures import ANSWERING, LEARNED, LEAVING, Seeds, plateau_of
 
@@ -111,15 +111,23 @@ def fig4(runs: Sequence[Run], threshold: float = ANSWERING) -> Figure:
 
 
 def fig5(runs: Sequence[Run]) -> Figure:
-    """Draws test and training accuracy over the steps, for several B and p; the second row is Fig. 16."""
-    figure, axes = panels(2, 2, "Figs. 5 and 16: repetition accelerates recall; too much of it overfits")
+    """Draws the test accuracy over the steps, for several B and p."""
+    return _repetition(runs, "Fig. 5: repetition accelerates recall; too much of it overfits", "accuracy")
+
+
+def fig16(runs: Sequence[Run]) -> Figure:
+    """Draws the accuracy on the training distribution over the steps, for several B and p."""
+    return _repetition(runs, "Fig. 16: the same on the training distribution", "key_value/train_accuracy")
+
+
+def _repetition(runs: Sequence[Run], title: str, series: str) -> Figure:
+    figure, axes = panels(1, 2, title)
     in_context = [run for run in runs if setting(run, "p") == 0]
     cross_sample = [run for run in runs if setting(run, "p") > 0]
     bases = {setting(run, "B") for run in cross_sample}
     cross_sample += [run for run in in_context if setting(run, "B") in bases]
-    for row, series in enumerate(("accuracy", "key_value/train_accuracy")):
-        draw_curves(axes[row, 0], in_context, "B", series)
-        draw_curves(axes[row, 1], cross_sample, "p", series)
+    draw_curves(axes[0, 0], in_context, "B", series)
+    draw_curves(axes[0, 1], cross_sample, "p", series)
     return figure
 
 
@@ -136,6 +144,18 @@ def fig11(runs: Sequence[Run]) -> Figure:
     axes[0, 0].set(xlabel="step", ylabel="test loss", ylim=(0, 0.65))
     axes[0, 0].legend()
     axes[0, 1].set(xlabel="step", ylabel="attention to the relevant token", ylim=(0, 1.02))
+    return figure
+
+
+def fig12(runs: Sequence[Run]) -> Figure:
+    """Draws the loss as trained (top) and without repetition (bottom), one column for each d, for several p."""
+    dimensions = values_of(runs, "d")
+    figure, axes = panels(2, len(dimensions), "Fig. 12: learning with cross-sample repetition")
+    for column, d in enumerate(dimensions):
+        here = [run for run in runs if setting(run, "d") == d]
+        for row, (series, name) in enumerate((("train_loss", "loss with repetition"), ("loss", "loss without"))):
+            draw_curves(axes[row, column], here, "p", series)
+            axes[row, column].set(ylabel=name, title=f"T = {setting(here[0], 'T')}, d = {d}")
     return figure
 
 
@@ -178,7 +198,7 @@ def fig15(runs: Sequence[Run]) -> Figure:
 
 def fig17(run: Run) -> Figure:
     """Draws accuracy, copying and selecting attention of one run of recall: one line per head, one style per layer."""
-    figure, axes = panels(1, 3, f"{run.name}: the induction head emerges (Fig. 17)")
+    figure, axes = panels(1, 3, f"Fig. 17: the induction head emerges; {title_of(run)}")
     timeline = run.timeline
     axes[0, 0].plot(*timeline.scalar("accuracy"), label="no repetition", **line_style(0))
     if "key_value/copying" not in timeline:
@@ -193,7 +213,7 @@ def fig17(run: Run) -> Figure:
         series = timeline.series(f"key_value/{name}")  # [step, layer, head]
         for layer in range(series.shape[1]):
             lines = axis.plot(timeline.steps, series[:, layer], **line_style(layer) | {"lw": 1.0})
-            lines[0].set_label(f"layer {layer + 1}")
+            lines[0].set_label(f"layer {layer}")
         axis.set(xlabel="step", ylabel="attention", ylim=(0, 1.02), title=what)
         axis.legend()
     return figure
@@ -204,30 +224,58 @@ def runs_of(*groups: Iterable[Seeds]) -> list[Run]:
     return [run for group in groups for runs in group for run in runs.values()]
 
 
+def seeded(lab: Lab) -> Lab:
+    """Returns the lab with the seeds of S8 and S9, so that figures and claims share their runs."""
+    return lab.with_seeds(regression.SEEDS)
+
+
 def lab_fig3(lab: Lab) -> Figure:
-    grid = regression.REGRESSIONS[lab.budget]
-    return fig3(runs_of(regression.law_runs(lab, grid).values(), *regression.cross_sample_runs(lab, grid)))
+    lab = seeded(lab)
+    return fig3(runs_of(regression.law_runs(lab).values(), *regression.cross_sample_runs(lab)))
 
 
 def lab_fig4(lab: Lab) -> Figure:
-    grid = recall.RECALLS[lab.budget]
-    return fig4(runs_of(recall.context_runs(lab, grid).values()), grid.answering)
+    return fig4(runs_of(recall.context_runs(lab).values()), recall.grid_of(lab).answering)
+
+
+def repetition_runs(lab: Lab) -> list[Run]:
+    """Returns the runs of S11 but those with B = 1."""
+    once = recall.baselines(lab)["exactly once"]
+    return runs_of([once], recall.in_context_runs(lab).values(), recall.cross_sample_runs(lab).values())
 
 
 def lab_fig5(lab: Lab) -> Figure:
-    grid = recall.RECALLS[lab.budget]
-    repeated = recall.in_context_runs(lab, grid), recall.cross_sample_runs(lab, grid)
-    return fig5(runs_of([recall.recall(lab, grid.base)], *(runs.values() for runs in repeated)))
+    return fig5(repetition_runs(lab))
+
+
+def lab_fig16(lab: Lab) -> Figure:
+    return fig16(repetition_runs(lab))
+
+
+def lab_fig11(lab: Lab) -> Figure:
+    points = regression.grid_of(lab).vary_T
+    runs = regression.law_runs(seeded(lab))
+    return fig11([next(iter(runs[data].values())) for data in points])
+
+
+def lab_fig12(lab: Lab) -> Figure:
+    return fig12(runs_of(*regression.cross_sample_runs(seeded(lab))))
 
 
 def lab_fig13(lab: Lab) -> Figure:
-    return fig13(runs_of(regression.size_runs(lab, regression.REGRESSIONS[lab.budget]).values()))
+    return fig13(runs_of(regression.size_runs(seeded(lab)).values()))
 
 
 def lab_fig14(lab: Lab) -> Figure:
-    grid = regression.REGRESSIONS[lab.budget]
-    return fig14(runs_of([regression.regression(lab, grid.ablated)], regression.fixed_runs(lab, grid).values()))
+    lab = seeded(lab)
+    plain = regression.regression(lab, regression.grid_of(lab).ablated)
+    return fig14(runs_of([plain], regression.fixed_runs(lab).values()))
 
 
 def lab_fig15(lab: Lab) -> Figure:
-    return fig15(runs_of(*regression.optimizer_runs(lab, regression.REGRESSIONS[lab.budget]).values()))
+    return fig15(runs_of(*regression.optimizer_runs(seeded(lab)).values()))
+
+
+def lab_fig17(lab: Lab) -> Figure:
+    grid = recall.grid_of(lab)
+    return fig17(next(iter(recall.recall(lab, grid.vary_pairs[-1]).values())))

@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from torch import Tensor
-from transformer_lens import HookedRootModule
 
-from stagelens import Schedule
+from stagelens import Group, Schedule
 from stagelens.base import derive, generator
 from stagelens.experiments import Config
+from stagelens.models import HookedRootModule
 from stagelens_emergence.config import TABLE_1, RegressionConfig
 from stagelens_emergence.data.toy import target_weights
-from stagelens_emergence.data.transformers import RegressionBatch, sample_positions, sample_regression
+from stagelens_emergence.data.transformers import RegressionBatch, relevant_keys, sample_positions, sample_regression
 from stagelens_emergence.losses import half_error
 from stagelens_emergence.model import build_causal
 from stagelens_emergence.tasks.transformers import TransformerTask
@@ -36,9 +36,13 @@ class Regression(TransformerTask):
     Config: ClassVar[type[Config]] = RegressionConfig
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {
         "quick": {},
+        # Table 1; T: Fig. 3's default; steps: D.3. d is ours: Fig. 3 varies it. Fig. 3 right tunes lr over 1e-4, 3e-4.
         "paper": TABLE_1 | {"T": 256, "d": 64, "steps": 50_000},
     }
-    probes: ClassVar[Sequence[str]] = ("relevant_attention", "plateau_length", "attention_sparsity", "weight_norms")
+    probes: ClassVar[Sequence[str]] = ("relevant_attention", "plateau_length")
+    without: ClassVar[Mapping[str, str]] = {
+        "induction": "the tokens are continuous vectors, and random ones do not repeat"
+    }
 
     def __init__(self, config: Any, seed: int = 0) -> None:
         super().__init__(config, seed)
@@ -68,6 +72,10 @@ class Regression(TransformerTask):
     def loss(self, model: HookedRootModule, batch: RegressionBatch) -> Tensor:
         """Returns the batch mean of |y - y*|^2 / 2 (A.2), with y read at the last position."""
         return half_error(self.answers(model, batch.x)[:, -1], batch.y)
+
+    def groups(self) -> Mapping[str, Group]:
+        """Returns the relevant token in all of its positions, and the query's own token."""
+        return {"relevant": Group(mask=relevant_keys), "own token": Group(offsets=(0,))}
 
     def schedule(self) -> Schedule:
         return Schedule(log=5, even=40, refine=1)

@@ -41,9 +41,15 @@ class EmergenceToy(Task):
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {
         "quick": {},
         "paper": {"T": 512, "steps": 25_000},
+        # A.3.4: T, d, batch size 32 and learning rate 1 (the defaults), W and W* from N(0, 1/d). The steps are ours.
         "fig9": {"T": 256, "d": 256, "sampled": True, "init_scale": 1.0, "target": "gaussian", "steps": 9000},
     }
-    probes: ClassVar[Sequence[str] | None] = ("single_location", "plateau_length", "attention_sparsity", "weight_norms")
+    probes: ClassVar[Sequence[str] | None] = ("single_location", "plateau_length")
+    without: ClassVar[Mapping[str, str]] = {
+        "head_specialization": "the model has one head, and specialization compares heads",
+        "induction": "the attention belongs to positions and does not depend on the tokens",
+        "qk_alignment": "the attention scores belong to positions, without keys and queries",
+    }
 
     @property
     def dtype(self) -> torch.dtype:

@@ -1,58 +1,43 @@
-"""What the claims compute: descents and flows from many seeds, and the numbers that are read off them.
-
-Most claims need no training run, because descent on the exact loss takes microseconds per step. A drop of the loss
-happens when half of it is done. A small start is w_init = 0.005: the smaller it is, the better the heads are aligned
-before they grow, and the more of them grow one at a time.
-"""
+"""What the claims read off descents and flows. A drop of the loss happens when half of it is done."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from functools import cache
 from itertools import pairwise
 from typing import Any
 
 import numpy as np
 import torch
 
-from stagelens import Check, detect_stages
-from stagelens.base import generator
-from stagelens.claims import Value, close, equal, per_seed, reached
+from stagelens import Check, Run, detect_stages
+from stagelens.base import derive, generator
+from stagelens.claims import Value, at_most, close, equal, per_seed, reached
 from stagelens.experiments import Floats, nearest_pairs, recording_times
 from stagelens.stages import Stages
 from stagelens.timelines import line_fit
 from stagelens_linear_icl import theory
+from stagelens_linear_icl.claims.paths import population_path
 from stagelens_linear_icl.data import RegressionMoments, examples, sample_sequences
-from stagelens_linear_icl.flow import LinearFlow, WeightPath, descend, flow_path, record_steps
+from stagelens_linear_icl.flow import LinearFlow, WeightPath, as_weights, flat_rates, flow_path
 from stagelens_linear_icl.losses import exact_loss
-from stagelens_linear_icl.model import AllBlocksAttention, HeadWeights, product, stack
-from stagelens_linear_icl.predictions import ON_PLATEAU
+from stagelens_linear_icl.model import AllBlocksAttention, HeadWeights, product
+from stagelens_linear_icl.predictions import JUST_LEARNED, ON_PLATEAU
 from stagelens_linear_icl.probes import cosines
 from stagelens_linear_icl.tasks import Separate
 
-SMALL = 0.005  # w_init of a small start
-LONG = {"w_init": SMALL, "lr": 0.4, "steps": 200_000}  # until all drops of the first six seeds are over
 POINTS = 1500  # at which stages are detected, evenly spaced in log time
 
 
-def separate(**settings: Any) -> Separate:
-    """Returns the exact task with these settings."""
-    return Separate(Separate.Config.model_validate(settings))
+def sampling_errors(problem: Any) -> Floats:
+    """Returns the standard error of the training loss at M_0..M_D, over the P training sequences, [D + 1]."""
+    beta, x, y = (part[:, 0].numpy() for part in examples(problem.training_set))
+    squared = [(y - ((beta @ M) * x).sum(-1)) ** 2 for M in problem.fixed_points]
+    return np.array([part.std() / len(part) ** 0.5 for part in squared])
 
 
-def descents(task: Separate, seeds: Iterable[int]) -> dict[int, WeightPath]:
-    """Runs exact descent from the starts of `seeds`, all together, and records it finely enough to follow a drop."""
-    seeds = list(seeds)
-    lr, steps = task.config.lr, task.config.steps
-    record = {*range(0, steps + 1, 10), *record_steps(steps)}
-    found = descend(stack([task.start(seed) for seed in seeds]), task.moments, lr, steps, record)
-    return {seed: found.path(task, index) for index, seed in enumerate(seeds)}
-
-
-@cache
-def small_starts(seeds: tuple[int, ...]) -> dict[int, WeightPath]:
-    """Returns descents of Fig. 1 from small starts. L1, L2, L3 and L5 share them."""
-    return descents(separate(**LONG), seeds)
+def run_drops(run: Run) -> int:
+    """Returns the number of drops of a run's training loss."""
+    return len(run.stages("train_loss").transitions)
 
 
 def dwells(path: WeightPath) -> Floats:
@@ -77,34 +62,108 @@ def level_checks(paths: dict[int, WeightPath], reference: str) -> Iterable[Check
     yield per_seed(close, "levels of the plateaus", levels, problem.plateaus, 0.03, reference)
 
 
+def training_level_checks(paths: dict[int, WeightPath], name: str, reference: str) -> Iterable[Check]:
+    """Yields the checks of descents on P sequences: drops and levels of the training loss, and of the population's.
+
+    A level of the training loss scatters with the sequences, so its distance from theory is in units of the standard
+    error at that level. Three of them are the limit, by convention.
+    """
+    problem = next(iter(paths.values())).problem
+    found = {seed: stages(path) for seed, path in paths.items()}
+    drops = {seed: len(one.transitions) for seed, one in found.items()}
+    yield per_seed(equal, f"{name}: drops of the training loss", drops, problem.config.D, reference)
+    errors = {seed: level_errors(path, found[seed]) for seed, path in paths.items()}
+    yield per_seed(at_most, f"{name}: |level - Eq. 5| of the training loss, in standard errors", errors, 3.0, reference)
+    levels = {seed: matching_levels(problem.plateaus, stages(population_path(path))) for seed, path in paths.items()}
+    what = f"{name}: levels of the population loss"
+    yield per_seed(close, what, levels, problem.plateaus, 0.03, reference)
+
+
+def level_errors(path: WeightPath, found: Stages) -> Value:
+    """Returns the distance of each plateau of the training loss from Eq. 5, in standard errors."""
+    levels = matching_levels(path.problem.plateaus, found)
+    pairs = zip(levels, path.problem.plateaus, sampling_errors(path.problem), strict=True)
+    return [level if isinstance(level, str) else abs(level - expected) / error for level, expected, error in pairs]
+
+
 def matching_levels(expected: Floats, found: Stages) -> Value:
     """Returns the level of the detected plateau that belongs to each expected level, in words if there is none."""
     levels = [plateau.level for plateau in found.plateaus]
     return reached([None if i is None else levels[i] for i in nearest_pairs(expected.tolist(), levels)])
 
 
-def value_errors(path: WeightPath) -> list[float]:
+def value_errors(path: WeightPath, on_plateau: bool = False) -> list[float]:
     """Returns `value_error` of every eigenvector."""
-    return [value_error(path, d) for d in range(path.problem.config.D)]
+    return [value_error(path, d, on_plateau) for d in range(path.problem.config.D)]
 
 
-def value_error(path: WeightPath, d: int) -> float:
+def value_error(path: WeightPath, d: int, on_plateau: bool = False) -> float:
     """Returns the largest relative distance from Eq. 7 of the value of the head that learns e_{d+1}.
 
-    It is measured from when the head leaves its plateau (1% of the drop is done) until 99% of e_{d+1} is learned. It is
-    nan if that does not happen.
+    It is measured until 99% of e_{d+1} is learned, from when the head leaves its plateau (1% of the drop is done), or
+    with `on_plateau` from the middle of the plateau. It is nan if that does not happen.
     """
+    end = np.flatnonzero(path.learned[:, d] > 0.99)
+    begin = middle_of_plateau(path, d) if on_plateau else leaving(path, d)
+    if not len(end) or begin is None:
+        return float("nan")
     lam, inverse_length = path.problem.lam, path.problem.inverse_length
-    learned_at = np.flatnonzero(path.learned[:, d] > 0.99)
-    if not len(learned_at):
-        return float("nan")
-    value = np.abs(path.weights.v[: learned_at[0] + 1, path.head_of(d)])
-    on_plateau = np.flatnonzero(value[:-1] < ON_PLATEAU * theory.settled_value(lam, d, inverse_length))
-    if not len(on_plateau):
-        return float("nan")
-    begin = int(on_plateau[-1])
+    value = np.abs(path.weights.v[: end[0] + 1, path.head_of(d)])
     curve = theory.value_curve(path.times[begin : len(value)], float(value[begin]), lam, d, inverse_length)
     return float(np.max(np.abs(value[begin:] / curve - 1)))
+
+
+def leaving(path: WeightPath, d: int) -> int | None:
+    """Returns the index at which the head that learns e_{d+1} leaves its plateau; None if it does not."""
+    end = np.flatnonzero(path.learned[:, d] > 0.99)
+    if not len(end):
+        return None
+    value = np.abs(path.weights.v[: end[0], path.head_of(d)])
+    settled = theory.settled_value(path.problem.lam, d, path.problem.inverse_length)
+    before = np.flatnonzero(value < ON_PLATEAU * settled)
+    return int(before[-1]) if len(before) else None
+
+
+def plateau_of(path: WeightPath, d: int) -> tuple[float, float] | None:
+    """Returns the times at which the plateau before e_{d+1} begins (Fig. 6's t_d) and half of e_{d+1} is learned."""
+    begin = 0.0 if d == 0 else path.time_learned(d - 1, JUST_LEARNED)
+    end = path.time_learned(d, 0.5)
+    return None if begin is None or end is None or end <= begin else (begin, end)
+
+
+def middle_of_plateau(path: WeightPath, d: int) -> int | None:
+    """Returns the index of the middle, in time, of the plateau before e_{d+1}."""
+    plateau = plateau_of(path, d)
+    return None if plateau is None else int(np.searchsorted(path.times, sum(plateau) / 2))
+
+
+def duration_ratios(path: WeightPath) -> list[float]:
+    """Returns the length of the plateaus after the drops 1..D-1 over Eq. 43's, tau / (lambda^2 v(t_m))."""
+    found = []
+    for d in range(1, path.problem.config.D):
+        plateau = plateau_of(path, d)
+        if plateau is None:
+            found.append(float("nan"))
+            continue
+        value = abs(float(np.interp(plateau[0], path.times, path.weights.v[:, path.head_of(d)])))
+        found.append((plateau[1] - plateau[0]) / theory.plateau_duration(float(path.problem.lam[d]), value))
+    return found
+
+
+def found_fixed_points(task: Separate, seed: int, trials: int) -> list[Floats]:
+    """Returns the products M [D, D] of the fixed points that a root finder reaches from random weights."""
+    from scipy.optimize import least_squares
+
+    rng = np.random.default_rng(derive(seed, "fixed points"))
+    rate, jacobian = flat_rates(task.config.H, task.config.R, task.config.D, task.population)
+    count = len(np.concatenate([part.ravel() for part in task.start()]))
+    found = []
+    for _ in range(trials):
+        start = rng.choice([0.3, 0.7, 1.2]) * rng.normal(size=count)  # small and large weights
+        root = least_squares(rate, start, jacobian, xtol=1e-15, ftol=1e-15, gtol=1e-15, max_nfev=2000)
+        if np.abs(root.fun).max() < 1e-8:
+            found.append(product(as_weights(root.x, task.config.H, task.config.R, task.config.D)))
+    return found
 
 
 def best_cosines(path: WeightPath, side: str) -> Value:
@@ -176,7 +235,8 @@ def long_plateaus(path: WeightPath) -> list[int]:
     """
     c, lam = path.problem.config, path.problem.lam
     short = np.log(np.sqrt(c.H * c.R * c.D) / c.w_init) / lam**2  # [D]
-    return [m for m, dwell in enumerate(dwells(path)) if dwell > 1.5 * short[m]]
+    stays = [*dwells(path), path.times[-1] - (path.drops[-1] if path.drops else 0.0)]  # the last one is not over
+    return [m for m, stay in enumerate(stays[: c.D]) if stay > 1.5 * short[m]]
 
 
 def plateau_time(path: WeightPath) -> float:

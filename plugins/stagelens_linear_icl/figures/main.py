@@ -83,7 +83,7 @@ def values_figure(run: Run) -> Figure:
     log_steps(axis, float(steps[-1]))
     name_beside(axis, list(zip(values[-1], _heads_with_eigenvectors(run), strict=True)))
     axis.set_ylabel("value weight v")
-    make_room(figure, 0.6)
+    make_room(figure, 0.6, left=0.25)
     legend_row(figure, axis)
     headline(figure, f"Fig. 1b: the value of one head after the other grows; {title_of(run)}")
     return figure

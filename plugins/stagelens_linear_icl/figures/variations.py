@@ -10,6 +10,7 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from stagelens import Run
+from stagelens.claims import Lab
 from stagelens.figures import (
     COLOURS,
     grid,
@@ -21,7 +22,8 @@ from stagelens.figures import (
     name_beside,
     title_of,
 )
-from stagelens_linear_icl.figures.main import LOSS, SINGLE, descent_of, draw_plateaus, draw_seeds, log_steps
+from stagelens_linear_icl.claims.variations import softmax_runs
+from stagelens_linear_icl.figures.main import LOSS, SEEDS, SINGLE, descent_of, draw_plateaus, draw_seeds, log_steps
 from stagelens_linear_icl.flow import descend
 from stagelens_linear_icl.model import stack
 from stagelens_linear_icl.tasks import Separate
@@ -92,7 +94,7 @@ def values_by_rank_figure(task: Separate, ranks: Sequence[int]) -> Figure:
 
 
 def softmax_figure(run: Run) -> Figure:
-    """Draws the loss of softmax attention."""
+    """Draws the loss of one run of softmax attention, on its training set and on fresh sequences."""
     figure, ((axis,),) = grid((1, 1), **SINGLE)
     name = "train_loss" if "train_loss" in run.timeline else "loss"
     axis.plot(*run.timeline.scalar(name), color="black", label="training set")
@@ -102,4 +104,18 @@ def softmax_figure(run: Run) -> Figure:
     axis.set_ylabel(LOSS)
     legend_row(figure, axis)
     headline(figure, f"Fig. 3: softmax attention falls in several drops too; {title_of(run)}")
+    return figure
+
+
+def fig3(lab: Lab) -> Figure:
+    """Draws the training loss of six seeds of softmax attention, the runs of claim L7."""
+    runs = softmax_runs(lab.with_seeds(len(SEEDS)))
+    figure, ((axis,),) = grid((1, 1), **SINGLE)
+    for index, (seed, run) in enumerate(runs.items()):
+        axis.plot(*run.timeline.scalar("train_loss"), label=f"seed {seed}", **line_style(index))
+    last, config = next(iter(runs.values())).timeline.steps[-1], next(iter(runs.values())).manifest.config
+    log_steps(axis, float(last))
+    axis.set_ylabel(f"training {LOSS}")
+    legend_row(figure, axis)
+    headline(figure, f"Fig. 3: softmax attention falls in several drops too; six starts, P = {config['P']}")
     return figure

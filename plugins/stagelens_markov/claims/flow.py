@@ -34,7 +34,7 @@ class FeaturesInOrder(Claim):
             at_least, "each of these times over the one before", times, self.apart, where, of=measures.time_ratios
         )
         what = "loss minus the sum of its (feature, position) parts, in units of the first loss"
-        yield per_seed(at_most, what, found, 1e-6, where, of=measures.decomposition_error)
+        yield per_seed(at_most, what, found, 1e-6, where, of=measures.decomposition_error, sanity=True)
         smaller = lab.each_seed(TASK, {**SIZES, "b0": 1.0})
         ratios = {seed: measures.time_ratios(measures.feature_times(run)) for seed, run in smaller.items()}
         what = "each time over the one before with m_h = b0 = 1 (Table 1 has 10; C.6 gives no value)"
@@ -42,7 +42,16 @@ class FeaturesInOrder(Claim):
 
 
 class SymmetricEnd(Claim):
+    """Theorem 1 asks only for the order of Eq. 6. With V(0) < 0 attention first leaves the most important position,
+    where the feature is most wrong. The order of s turns around, and the flow can end at another position. The
+    proof holds for V(0) >= 0, where both sides of the order grow together.
+    """
+
     id, title, reference = "M11", "identical heads end at the most important position", "Theorem 1"
+    reason = (
+        "paper: Eq. 6 does not ask for V(0) >= 0, which the proof needs. From V(0) < 0 in the order of Eq. 6 the flow "
+        "ends at another position; from V(0) >= 0 the theorem holds"
+    )
 
     def checks(self, lab: Lab) -> Iterable[Check]:
         where = self.reference
@@ -55,36 +64,44 @@ class SymmetricEnd(Claim):
         what = "largest change of the distance between two records of the later half: it keeps falling"
         yield per_seed(at_most, what, changes, 0.0, where)
         exponents = {seed: measures.late_exponent(run, "distance") for seed, run in found.items()}
+        negative = lab.each_seed(TASK, {**SIZES, "system": "symmetric", "start": "negative", "time": 1e6})
+        ends = {seed: measures.last_position(run) for seed, run in negative.items()}
+        what = "position with the largest attention at the end, from V(0) < 0 that fulfils Eq. 6"
+        yield per_seed(close, what, ends, 1.0, 0.0, f"{where}, Eq. 6")
         what = "exponent of the distance in time over the last factor of ten (-1/2 by a local expansion)"
         yield per_seed(reported, what, exponents, where)
 
 
 class Deviations(Claim):
     """Theorem 2 bounds the deviation, and so gives the shortest time until heads part: log(1/eps)/c, where the paper
-    prints 1/(-c log eps). Heads need not part then. They part at the rate m_2 s_2, and attention s_2 to the second
-    position falls like t^(-1/2) while all heads attend to the first. So the deviation grows like exp(const sqrt(t)).
-    The heads part after a time like log(1/eps)^2, unless eps is so large that they part before.
+    prints 1/(-c log eps). Its constant c depends on H and G alone. Here c is the largest norm of the flow's Jacobian on
+    the path of identical heads, so it is known without any run. How long heads stay together beyond that time is not
+    in the theorem and is reported. They part at the rate m_2 s_2, and attention s_2 to the second position falls like
+    t^(-1/2) while all heads attend to the first. So the deviation grows like exp(const sqrt(t)), and the heads part
+    after a time like log(1/eps)^2, unless eps is so large that they part before.
     """
 
     id, title = "M12", "small differences between heads grow at most exponentially until the heads separate"
     reference = "Theorem 2"
+    rounding = 1.01  # the bound is on the linearized flow; eps is small, not zero
 
     def checks(self, lab: Lab) -> Iterable[Check]:
         where = self.reference
         runs = [lab.each_seed(TASK, {**NEAR, "eps": eps, "time": 600.0}) for eps in EPSILONS]
+        c = measures.theory_rate(runs[0][lab.seeds[0]])
+        yield reported("c: the largest norm of the flow's Jacobian on the path of identical heads", c, where)
+        excess = {seed: [measures.over_bound(found[seed], c) for found in runs] for seed in lab.seeds}
+        what = f"largest deviation over eps exp(c t) until it is {PARTED:g}, eps falling"
+        yield per_seed(at_most, what, excess, self.rounding, where)
+        earliest = {seed: reached([measures.earliest_parting(found[seed], c) for found in runs]) for seed in lab.seeds}
+        what = f"parting time in units of log({PARTED:g}/eps)/c, eps falling"
+        yield per_seed(at_least, what, earliest, 1 / self.rounding, where)
         rates = {seed: [measures.growth_rate(found[seed]) for found in runs] for seed in lab.seeds}
-        last = {seed: [c[-1]] * len(c) for seed, c in rates.items()}
-        what = (
-            f"c: the largest log(deviation/eps)/t until it is {PARTED:g}, eps falling; expected: c at the smallest eps"
-        )
-        yield per_seed(close, what, rates, last, 0.01, where)
-        what = "largest deviation over eps exp(c t) at the smaller eps, with the c of the largest eps"
-        excess = {seed: [measures.over_bound(found[seed], c[0]) for found in runs[1:]] for seed, c in rates.items()}
-        yield per_seed(at_most, what, excess, 1.01, where)
+        yield per_seed(reported, "the least c for which the bound holds in each run, eps falling", rates, where)
         times = {seed: [measures.parting_time(found[seed]) for found in runs] for seed in lab.seeds}
         starts = {s: [float(found[s].timeline.series("deviation")[0]) for found in runs] for s in lab.seeds}
         exponents = {seed: reached(measures.parting_exponent(starts[seed], times[seed])) for seed in lab.seeds}
-        yield per_seed(close, "exponent of the parting time in log(1/eps)", exponents, 1.0, 0.1, where)
+        yield per_seed(reported, "exponent of the parting time in log(1/eps); ours, not in the paper", exponents, where)
         yield per_seed(reported, "parting times", times, where, of=reached)
         what = "R2 of a line through sqrt(parting time), and through the time, over log(1/eps)"
         lines = {s: [line_fit(np.log(starts[s]), y).r2 for y in (np.sqrt(times[s]), times[s])] for s in lab.seeds}

@@ -10,16 +10,18 @@ from typing import Any
 
 import numpy as np
 
-from stagelens import Run, Timeline, detect_stages
+from stagelens import Run, Timeline
 from stagelens.claims import NOT_REACHED, Value, reached
-from stagelens.experiments import Floats
+from stagelens.experiments import Floats, recording_times, solve
 from stagelens.timelines import first_crossing, line_fit, local_slope
+from stagelens_markov import theory
 from stagelens_markov.flow import PARTED
 
 LEARNED = 0.5  # of a head's attention, from which on a pattern is learned
 LASTING = 3  # measurements that a phase lasts at least; near its threshold there are shorter ones
 SMOOTHING = 0.2  # width, in log time, over which the slope of the loss is fitted
-PROMINENT = 0.1  # of the steepest slope: the least prominence of a drop
+FASTER = 1.5  # how many times as fast as before it the loss falls in a drop, at least
+SLOWEST = 0.01  # of the fastest fall: a slower one is a plateau, and differences below it are noise
 
 
 def nearest_steps(timeline: Timeline) -> list[int]:
@@ -68,43 +70,36 @@ def leaders(timeline: Timeline) -> list[list[str]]:
     return [[labels[int(code)] for code in heads] for heads in timeline.series("head_specialization/leader")[:, 0]]
 
 
-def first_leaders(timeline: Timeline) -> list[str] | str:
-    """Returns each head's group at the first competitive measurement."""
+def fraction_together(timeline: Timeline) -> Value:
+    """Returns the fraction of the competitive phase's steps in which every head attends most to I(1).
+
+    A measurement counts for the steps until the next one.
+    """
     phase = competitive(timeline)
-    return leaders(timeline)[int(phase.argmax())] if phase.any() else "no competitive phase"
-
-
-def fraction_together(timeline: Timeline) -> float:
-    """Returns the fraction of the competitive phase's steps that pass before the first head leaves I(1)."""
-    phase = np.flatnonzero(competitive(timeline))
-    if not len(phase):
-        return 0.0
-    first, last = timeline.steps[phase[0]], timeline.steps[phase[-1]]
-    groups = leaders(timeline)
-    left = [at for at in phase if any(group != "I(1)" for group in groups[at])]
-    together = timeline.steps[left[0]] if left else last
-    return float((together - first) / max(last - first, 1))
+    if not phase.any():
+        return "no competitive phase"
+    together = np.array([all(group == "I(1)" for group in groups) for groups in leaders(timeline)])
+    lasts = np.diff(timeline.steps, append=timeline.steps[-1] + 1)  # the last measurement counts as one step
+    return float(lasts[phase & together].sum() / lasts[phase].sum())
 
 
 def drop_times(timeline: Timeline) -> list[float]:
-    """Returns the steps at which the excess loss falls fastest: the prominent peaks of its rate of fall in log time.
+    """Returns the steps at which the excess loss falls fastest: peaks of its fall per step, each after a slowdown.
 
-    The first drops of this task merge without a flat plateau between them, so the stage detector does not separate
-    them. In log time an exponential decay has one peak, however long it lasts.
+    A drop counts if the loss falls `FASTER` times as fast as at the slowest point before it. An exponential decay only
+    slows down, so it is one drop. The slope is fitted in log time, because early measurements are closer together. The
+    first drops of this task merge without a plateau between them, so the stage detector does not separate them.
     """
     from scipy.signal import find_peaks
 
     steps, excess = timeline.scalar("excess")
     time, excess = np.log(steps[steps > 0]), excess[steps > 0]  # [measurement]
     at = np.linspace(time[0], time[-1], 400)
-    rate = -local_slope(time, excess, at, SMOOTHING)
-    peaks, _ = find_peaks(np.pad(rate, 1), prominence=PROMINENT * rate.max())  # the ends may be peaks too
+    speed = -local_slope(time, excess, at, SMOOTHING) / np.exp(at)  # per step
+    log_speed = np.log(np.maximum(speed, SLOWEST * speed.max()))
+    ends = log_speed.min() - 1  # below every speed, so that the first and the last point may be peaks too
+    peaks, _ = find_peaks(np.pad(log_speed, 1, constant_values=ends), prominence=np.log(FASTER))
     return [float(step) for step in np.exp(at[peaks - 1])]
-
-
-def transitions(timeline: Timeline) -> list[float] | str:
-    """Returns the steps at which the stage detector, which needs plateaus, finds drops of the excess loss."""
-    return [stage.at for stage in detect_stages(*timeline.scalar("excess")).transitions] or "none"
 
 
 def stages_at_best(timeline: Timeline) -> int:
@@ -119,6 +114,11 @@ def feature_times(run: Run) -> Value:
     names = run.timeline.column("learned").coordinate("feature")
     found = [run.manifest.events.get(f"feature {j} learned") for j in names]
     return reached(found, by=run.timeline.steps[-1])
+
+
+def last_position(run: Run) -> float:
+    """Returns the number, from 1 on, of the position with the largest attention of identical heads at the end."""
+    return float(run.timeline.series("attention")[-1, 0, :-1].argmax() + 1)  # the last entry is all other positions
 
 
 def time_ratios(times: list[float | str]) -> list[float | str]:
@@ -155,6 +155,27 @@ def growth_rate(run: Run) -> float:
     """Returns the least c with deviation <= eps exp(c t) until the heads part."""
     times, growth = until_parting(run)
     return float((growth / times).max())
+
+
+def theory_rate(run: Run) -> float:
+    """Returns Theorem 2's c: the largest rate of deviations on the path of identical heads during the run."""
+    flow: Any = run.experiment
+    h, T, H = flow.config.h, flow.config.T, flow.config.n_heads
+
+    def rate(_: float, state: Floats) -> Floats:
+        return np.concatenate(theory.symmetric_rates(state[:h], state[h:], flow.G, H))
+
+    start = np.concatenate([np.zeros(h), np.full(T, 1 / T)])
+    times = recording_times(flow.config.time, even=500, log=500, first=1e-3)
+    path = solve(rate, start, times, rtol=1e-10, atol=1e-14).states
+    return max(theory.deviation_rate(state[:h], state[h:], flow.G, H) for state in path)
+
+
+def earliest_parting(run: Run, c: float) -> float:
+    """Returns the parting time in units of the shortest one that eps exp(c t) allows; infinite if they do not part."""
+    shortest = np.log(PARTED / run.timeline.series("deviation")[0]) / c
+    time = parting_time(run)
+    return float(time / shortest) if np.isfinite(time) else float("inf")
 
 
 def over_bound(run: Run, c: float) -> float:

@@ -11,6 +11,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 from matplotlib.patheffects import withStroke
+from matplotlib.ticker import NullFormatter
 
 from stagelens import Run
 from stagelens.figures import COLOURS, attention_maps, chosen_steps, composite, line_style
@@ -34,6 +35,7 @@ def draw_excess(axis: Axes, runs: Mapping[str, Run]) -> None:
         steps, excess = run.timeline.scalar("excess")
         axis.plot(steps[1:], excess[1:], label=label, **line_style(index))
     axis.set(xscale="log", xlabel="training step", ylabel="excess loss (nats)", ylim=(0, None))
+    axis.xaxis.set_minor_formatter(NullFormatter())
 
 
 def draw_divergence(axis: Axes, run: Run) -> None:
@@ -45,6 +47,7 @@ def draw_divergence(axis: Axes, run: Run) -> None:
         least = max(int(values.argmin()), 1)
         axis.plot(steps[least], values[least], marker="o", ms=4.5, color=style["color"], mec="white", mew=0.7, zorder=3)
     axis.set(xscale="log", xlabel="training step", ylabel="KL(reference ‖ model) (nats)", ylim=(0, None))
+    axis.xaxis.set_minor_formatter(NullFormatter())
 
 
 def legend_options(run: Run) -> Any:

@@ -23,6 +23,7 @@ from stagelens_markov.figures.trained import minimal
 
 IN_THE_FLOW = (3, 4, 6)  # heads, for three features
 TRAINED = (3, 4, 5, 6)  # heads, for three intervals
+SEEDS = (0, 1, 2)  # of the tables in docs/spare-heads.md
 
 
 def spare_heads(lab: Lab) -> Figure:
@@ -61,7 +62,7 @@ def flow_rows(lab: Lab) -> Iterator[list[str]]:
     """Yields the header and a row for each number of heads and seed, of the flow."""
     yield ["heads", "seed", "heads at position 1, 2, 3 in the end", "time of features 1, 2, 3"]
     for heads in IN_THE_FLOW:
-        for seed in lab.seeds:
+        for seed in SEEDS:
             run = flow(lab, heads, seed)
             at = run.timeline.series("attention")[-1].argmax(-1).tolist()  # [head]
             times = [run.manifest.events.get(f"feature {j} learned", np.nan) for j in (1, 2, 3)]
@@ -75,7 +76,7 @@ def trained_rows(lab: Lab) -> Iterator[list[str]]:
         *("excess loss", "loss added without each head at I(1); at I(2); at I(3)"),
     ]
     for heads in TRAINED:
-        for seed in lab.seeds:
+        for seed in SEEDS:
             run = trained(lab, heads, seed)
             names, last = patterns(run.timeline), leaders(run.timeline)[-1]
             times = times_learned(run.timeline)

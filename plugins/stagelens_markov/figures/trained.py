@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -14,22 +15,29 @@ from stagelens_markov.claims import trained as claims
 from stagelens_markov.figures.panels import KL, AttentionRow, draw_divergence, draw_excess, legend_options
 
 SCALES = (*claims.InitializationScale.scales, 0.0)  # u of Fig. 4
-RATIOS = sorted({*claims.ImportanceRatio.expected, 1.3})  # m of Fig. 4
+RATIOS = sorted({*claims.ImportanceRatio.expected, claims.ImportanceRatio.intertwined})  # m of Fig. 4
+LONGER: Mapping[str, Mapping[float, Any]] = {"quick": {1.7: {"steps": 1600}}}  # a small chain learns I(3) later
 PAIR: Any = {"panel": (3.0, 2.2), "gap": (0.75, 0.0)}  # inches, of two panels next to each other
 BELOW = 0.38  # inches below a row of maps, for its legend
 
 
-def minimal(lab: Lab, seed: int = 0, **changes: Any) -> Run:
-    """Returns a run that the claims use too."""
-    return lab.run(claims.TASK, {**claims.SIZES[lab.budget], **changes}, seed, probes=claims.PROBES)
+def run_of(lab: Lab, task: str, seed: int | None = None, **changes: Any) -> Run:
+    """Returns a run that the claims use too; by default of the lab's first seed."""
+    settings = {**claims.SIZES[task][lab.budget], **changes}
+    first = lab.seeds[0] if seed is None else seed
+    return lab.run(task, settings, first, preset=claims.PRESETS[lab.budget], probes=claims.PROBES)
+
+
+def minimal(lab: Lab, seed: int | None = None, **changes: Any) -> Run:
+    return run_of(lab, claims.MINIMAL, seed, **changes)
 
 
 def full(lab: Lab, **changes: Any) -> Run:
-    return lab.run("markov/full", changes, 0, probes=claims.PROBES)
+    return run_of(lab, claims.FULL, **changes)
 
 
 def reversed_order(lab: Lab) -> Run:
-    return minimal(lab, **claims.ReversedOrder.changes[lab.budget])
+    return full(lab, **claims.ReversedOrder.changes[claims.FULL][lab.budget])
 
 
 def attention_figure(run: Run, title: str) -> Figure:
@@ -82,7 +90,7 @@ def fig3(lab: Lab) -> Figure:
 
 
 def fig4(lab: Lab) -> Figure:
-    longer = claims.ImportanceRatio.longer[lab.budget]
+    longer = LONGER.get(lab.budget, {})
     figure, ((left, right),) = grid((1, 2), (3.3, 2.3), (0.3, 0.0), margin=(0.65, 0.15, 0.7, 0.5), sharey=True)
     draw_excess(left, {f"u = {u:g}": minimal(lab, init_scale=u) for u in SCALES})
     draw_excess(right, {f"m = {m:g}": minimal(lab, m=m, **longer.get(m, {})) for m in RATIOS})
@@ -97,7 +105,8 @@ def fig4(lab: Lab) -> Figure:
 
 
 def fig5(lab: Lab) -> Figure:
-    runs = {n: minimal(lab, train_size=n, **changes) for n, changes in claims.DatasetSize.sizes[lab.budget].items()}
+    sizes = claims.DatasetSize.sizes[lab.budget]
+    runs = {n: minimal(lab, train_size=n, compare="contexts", **changes) for n, changes in sizes.items()}
     figure, ((best, *curves),) = grid((1, 1 + len(runs)), (2.0, 2.1), (0.65, 0.0), margin=(0.65, 0.15, 0.95, 0.5))
     losses = [float(run.timeline.scalar("excess")[1].min()) for run in runs.values()]
     best.plot(list(runs), losses, marker="o", **line_style(0))
@@ -113,7 +122,7 @@ def fig5(lab: Lab) -> Figure:
     for axis in curves:
         axis.set_ylim(0, top)
     legend_row(figure, curves[0])
-    headline(figure, "Fig. 5: with fewer sequences, fewer of Eq. 3's predictors are reached; dots: nearest")
+    headline(figure, "Fig. 5: with fewer sequences, fewer of the models that see c lags are reached; dots: nearest")
     return figure
 
 
@@ -126,8 +135,8 @@ def fig7(lab: Lab) -> Figure:
 
 
 def fig8(lab: Lab) -> Figure:
-    return attention_figure(reversed_order(lab), "Fig. 8: attention if the furthest lag matters most")
+    return attention_figure(reversed_order(lab), "Fig. 8: attention of the full model if the furthest lags matter most")
 
 
 def fig9(lab: Lab) -> Figure:
-    return curves_figure(reversed_order(lab), "Fig. 9: reversed order, unequal intervals")
+    return curves_figure(reversed_order(lab), "Fig. 9: the full model with reversed order, unequal intervals")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 
 import numpy as np
 
@@ -10,7 +10,7 @@ from stagelens import Check, Claim, Run
 from stagelens.claims import NOT_REACHED, Lab, at_least, at_most, close, equal, reached, reported
 from stagelens.timelines import line_fit
 from stagelens_recall import theory
-from stagelens_recall.claims.measures import ORDER, RESPONSES, drift, escape_time, farthest, loss_distance
+from stagelens_recall.claims.measures import ORDER, RESPONSES, Floats, drift, escape_time, farthest, loss_distance
 from stagelens_recall.config import RecallFlowConfig
 from stagelens_recall.flow import RecallFlow
 
@@ -90,31 +90,74 @@ class FirstPlateauLength(Claim):
 
 
 class LateGrowth(Claim):
+    """Compares three laws of growth: log log t, log t and t^.01. All of them fit a few decades of time with R2 > .98.
+
+    Eq. 3 gives 3/4 s = log t + log s + const for k = 4, and alpha = log(1 + s). So the slope of alpha over log log t
+    tends to 1, and its distance from 1 is of the order of log log t / log t: 13% at 1e12 and 2% at 1e100. For the
+    other two laws the slope doubles or more from each range of `RANGES` to the next.
+    """
+
     id = "R7"
-    title = "after the jump alpha grows like log log t"
+    title = "after the jump alpha grows like log log t, not like log t or a power of t"
     reference = "Eq. 3"
 
+    RANGES = ((1e12, 1e25), (1e25, 1e50), (1e50, 1e100))  # ours; the middle of each doubles log t
+    SLOPE = 0.15  # tolerance of the slope in every range; theory: log log t / log t at the first one
+    LAST_SLOPE = 0.05  # in the last range; theory: the same, twice
+    WORSE = 10.0  # ours: least ratio of the residual variances of another law and of log log t
+
     def checks(self, lab: Lab) -> Iterable[Check]:
-        settings = {"betas": [0.1, 0.0, 0.0], "system": "first-jump", "time": 1e12, "points": 600, "method": "LSODA"}
+        end = self.RANGES[-1][1]
+        settings = {"betas": [0.1, 0.0, 0.0], "system": "first-jump", "time": end, "points": 600, "method": "LSODA"}
         timeline = lab.run("recall/flow", settings).timeline
-        late = timeline.steps > 100 * theory.escape_time(0.1, ORDER, RESPONSES)
-        line = line_fit(np.log(np.log(timeline.steps[late])), timeline.series("alpha")[late, 0])
-        what = "R2 of alpha over log log t, from 100 plateau lengths to t = 1e12"
-        yield at_least(what, reached(line.r2), 0.98, self.reference)
-        yield reported("slope of alpha over log log t (1 to leading order)", reached(line.slope), self.reference)
+        t, alpha = timeline.steps, timeline.series("alpha")[:, 0]
+        parts = [(t >= low) & (t <= high) for low, high in self.RANGES]
+        slopes = [line_fit(np.log(np.log(t[part])), alpha[part]).slope for part in parts]
+        ranges = ", ".join(f"{low:g} to {high:g}" for low, high in self.RANGES)
+        what = f"slope of alpha over log log t, for t from {ranges}"
+        yield close(what, reached(slopes), [1.0] * len(slopes), self.SLOPE, self.reference)
+        yield close("the last of these slopes", reached(slopes[-1]), 1.0, self.LAST_SLOPE, self.reference)
+        late = t >= self.RANGES[0][0]
+        spread = {name: residual_variance(law(t[late]), alpha[late]) for name, law in LAWS.items()}
+        for name in ("log t", "t^.01"):
+            what = f"residual variance of alpha about a line in {name}, over that about a line in log log t"
+            yield at_least(what, reached(spread[name] / spread["log log t"]), self.WORSE, self.reference)
+        exact = theory.alpha_at(end, 0.1, ORDER, RESPONSES)
+        what = f"alpha of the flow at t = {end:g}, over that by the conservation law and one integral"
+        yield close(what, reached(alpha[-1] / exact), 1.0, 1e-4, "Theorem 3.1c, d", sanity=True)
+
+
+LAWS: Mapping[str, Callable[[Floats], Floats]] = {
+    "log log t": lambda t: np.log(np.log(t)),
+    "log t": lambda t: np.log(t),
+    "t^.01": lambda t: t**0.01,
+}
+
+
+def residual_variance(x: Floats, y: Floats) -> float:
+    """Returns the part of the variance of y that a line in x does not explain."""
+    return 1 - line_fit(x, y).r2
 
 
 class LaterJumps(Claim):
-    """Compares jump h with the first jump of order k - h + 1, in two versions.
+    """Compares jump h with the first jump of order k - h + 1, in three versions.
 
     I_h of A.6 starts head h from w^h = 0 over all k tokens of its window. The learned heads have settled h - 1 of them:
     these cannot match any more, but have a part of the softmax. The first jump of order k - h + 1 has no such tokens.
-    So the first comparison is as stated; in the second, head h does not see those tokens.
+    So the first comparison is as stated. In the second, time is divided by k/(k - h + 1), which is what the settled
+    tokens cost while attention is nearly uniform: the curves may "correspond" in this sense. In the third, head h does
+    not see the settled tokens.
     """
 
     id = "R8"
     title = "later jumps are first jumps of lower order"
     reference = "Proposition A.2"
+    reason = (
+        "paper: the h - 1 settled tokens keep their part of head h's softmax, so jump h is later by k/(k - h + 1); "
+        "if they are masked, as in the proof's P_S, the curves agree"
+    )
+
+    SAME = 0.05  # ours: largest distance of two losses, in drops
 
     def checks(self, lab: Lab) -> Iterable[Check]:
         yield from self._stationary()
@@ -122,9 +165,12 @@ class LaterJumps(Claim):
             where, lower = "Proposition A.2b", ORDER - h + 1
             plain, blind, first = (self._jump(lab, h, kind) for kind in ("plain", "blind", "first"))
             what = f"jump {h} from I_{h}: largest distance of its loss from the first jump of order {lower}, in drops"
-            yield at_most(what, reached(loss_distance(plain, first, h)), 0.05, where)
-            what = f"jump {h} from I_{h}: its time over that of the first jump; k/(k - h + 1) = {ORDER / lower:.4g}"
-            yield reported(what, reached(escape_time(plain) / escape_time(first)), where)
+            yield at_most(what, reached(loss_distance(plain, first, h)), self.SAME, where)
+            slower = ORDER / lower
+            what = f"jump {h} from I_{h}: its time over that of the first jump of order {lower}"
+            yield close(what, reached(escape_time(plain) / escape_time(first)), slower, 0.02, "k/(k - h + 1), ours")
+            what = f"jump {h} from I_{h}, time divided by {slower:.4g}: largest distance of the same losses, in drops"
+            yield at_most(what, reached(loss_distance(plain, first, h, slower)), self.SAME, f'{where}, "corresponds"')
             what = f"jump {h}, settled tokens masked for head {h}: largest distance of the same losses, in drops"
             yield at_most(what, reached(loss_distance(blind, first, h)), 1e-6, "proof of Proposition A.2, on P_S")
 
@@ -144,7 +190,7 @@ class LaterJumps(Claim):
             settings = {"order": ORDER - h + 1, "betas": list(betas[h - 1 :]), "system": "first-jump"}
         else:
             settings = {"betas": list(betas), "learned": h - 1, "blind": kind == "blind"}
-        return lab.run("recall/flow", {**settings, "time": 2500.0})
+        return lab.run("recall/flow", {**settings, "time": 5000.0})
 
 
 def _betas_of_jump(h: int) -> tuple[float, ...]:

@@ -41,9 +41,9 @@ def drops(timeline: Timeline, series: str = "loss") -> int:
     return len(detect_stages(*timeline.scalar(series)).transitions)
 
 
-def levels(timeline: Timeline) -> list[float]:
-    """Returns the loss on each plateau."""
-    return [plateau.level for plateau in detect_stages(*timeline.scalar("loss")).plateaus]
+def levels(timeline: Timeline, series: str = "loss") -> list[float]:
+    """Returns the loss, or another series, on each plateau."""
+    return [plateau.level for plateau in detect_stages(*timeline.scalar(series)).plateaus]
 
 
 def plateau_indices(timeline: Timeline) -> list[int]:
@@ -92,12 +92,14 @@ def escape_time(run: Run) -> float:
     return float(run.manifest.events.get("escape", np.nan))
 
 
-def loss_distance(one: Run, other: Run, h: int) -> float:
+def loss_distance(one: Run, other: Run, h: int, slower: float = 1.0) -> float:
     """Returns the largest distance between two losses through jump h, as a fraction of its drop.
 
-    It is nan if one of the two does not jump.
+    The time of `one` is divided by `slower` first. The distance is nan if one of the two does not jump.
     """
     if not np.isfinite([escape_time(one), escape_time(other)]).all():
         return float("nan")
     drop = theory.plateau_loss(ORDER, RESPONSES, h - 1) - theory.plateau_loss(ORDER, RESPONSES, h)
-    return float(np.abs(one.timeline.scalar("loss")[1] - other.timeline.scalar("loss")[1]).max() / drop)
+    (times, losses), (others, expected) = one.timeline.scalar("loss"), other.timeline.scalar("loss")
+    both = others <= times[-1] / slower
+    return float(np.abs(np.interp(others[both] * slower, times, losses) - expected[both]).max() / drop)

@@ -25,7 +25,9 @@ def first_jump(run: Run) -> Figure | None:
     timeline, config = run.timeline, run.experiment.config
     if len(timeline.steps) < 2:
         return None
-    figure, ((growth, drift, escape),) = panels(1, 3, f"{run.name}: the first jump (Theorem 3.1)", size=(3.35, 3.2))
+    figure, ((growth, drift, escape),) = panels(
+        1, 3, f"{run.manifest.task}, seed {run.manifest.seed}: the first jump (Theorem 3.1)", size=(3.35, 3.2)
+    )
     for index, name in enumerate(("alpha", "beta")):
         growth.plot(timeline.steps[1:], timeline.series(name)[1:, 0], label=f"{name}_1", **line_style(index))
     growth.set(xscale="log", xlabel="time", title="head 1")

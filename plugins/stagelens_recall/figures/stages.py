@@ -13,6 +13,7 @@ from stagelens.claims import Lab
 from stagelens.figures import draw_levels, headline, levels_of, line_style
 
 BETA, MASS = "recall_circuit/beta", "head_specialization/mass"
+PROBES = ("recall_circuit", "head_specialization")
 MAPS = 5  # the largest number of attention maps
 
 
@@ -35,13 +36,13 @@ def staged_learning(run: Run) -> Figure | None:
     beta.set(ylabel="beta", xlabel="training step")
     beta.legend()
     _draw_attention(rows[1], run)
-    headline(figure, f"{run.name}: stages, betas and attention (Figs. 1 and 4)")
+    headline(figure, f"{run.manifest.task}, seed {run.manifest.seed}: stages, betas and attention (Figs. 1 and 4)")
     return figure
 
 
 def fig4(lab: Lab) -> Figure | None:
     """Draws Fig. 4: `staged_learning` of a run whose betas have the opposite order."""
-    return staged_learning(lab.run("recall/simplified", {"betas": [0.01, 0.03, 0.1]}))
+    return staged_learning(lab.run("recall/simplified", {"betas": [0.01, 0.03, 0.1]}, probes=PROBES))
 
 
 def _draw_attention(row: Any, run: Run) -> None:

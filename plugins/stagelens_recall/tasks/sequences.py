@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from itertools import combinations
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
-from transformer_lens import HookedRootModule
 
 from stagelens import Group, Prediction, Schedule, Task
 from stagelens.base import derive, generator
 from stagelens.experiments import Config
-from stagelens.models import build_transformer
+from stagelens.models import HookedRootModule
 from stagelens_recall.config import OriginalConfig, RecallTransformerConfig
-from stagelens_recall.data import context_length, response_reference, sample_sequences
+from stagelens_recall.data import asked_responses, context_length, response_reference, sample_sequences
 from stagelens_recall.losses import answer_loss
 from stagelens_recall.model import OriginalTransformer
 from stagelens_recall.predictions import plateau_predictions, stage_names, tokens_named
@@ -23,14 +23,6 @@ from stagelens_recall.predictions import plateau_predictions, stage_names, token
 
 class OnSequences(Task):
     """The base of both tasks: the data, the loss of the last token, and the references."""
-
-    probes: ClassVar[Sequence[str] | None] = (
-        "attention_sparsity",
-        "head_specialization",
-        "kl_to_references",
-        "weight_norms",
-        "recall_circuit",
-    )
 
     def sample(self, n: int, generator: torch.Generator) -> Tensor:
         """Returns sequences [n, l + 1] that end with the answer."""
@@ -58,6 +50,10 @@ class OnSequences(Task):
     def groups(self) -> Mapping[str, Group]:
         """Returns the keys that are 0, 1, ..., k positions before the query."""
         return {f"{i} back": Group(offsets=(i,)) for i in range(self.config.order + 1)}
+
+    def induction_target(self) -> Group | None:
+        """Returns the response of the permutation that is the query, for the second layer's last query."""
+        return Group(mask=partial(asked_responses, order=self.config.order), layers=(1,))
 
     def references(self) -> Mapping[str, Callable[[Tensor], Tensor]]:
         """Returns the partial predictors f^N of A.4, for every set N of up to k - 1 tokens."""
@@ -95,12 +91,20 @@ class Original(OnSequences):
     id = "recall/original"
     title = "the two-layer disentangled attention-only model on sampled sequences"
     Config: ClassVar[type[Config]] = OriginalConfig
+    # A.6 gives the order 4 and |R| = 4 only: optimizer, lr, batches, steps and initial scales of `paper` are guesses.
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {"quick": {"order": 3, "steps": 1500}, "paper": {"lr": 0.005}}
+    probes: ClassVar[Sequence[str]] = ("recall_circuit",)
 
     def build_model(self) -> HookedRootModule:
         c = self.config
         scales = (c.w_scale, c.init_scale)
         return OriginalTransformer(c.order, c.responses, c.n_heads, scales, generator(self.seed, "init"))
+
+    def optimizer(self, model: HookedRootModule) -> torch.optim.Optimizer:
+        c = self.config
+        if c.optimizer == "adam":
+            return torch.optim.Adam(model.parameters(), lr=c.lr)
+        return torch.optim.SGD(model.parameters(), lr=c.lr, momentum=c.momentum)
 
 
 class Standard(OnSequences):
@@ -109,10 +113,12 @@ class Standard(OnSequences):
     id = "recall/transformer"
     title = "a standard two-layer attention-only transformer on the same sequences"
     Config: ClassVar[type[Config]] = RecallTransformerConfig
+    # The paper has no such model: all of its numbers are ours.
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {"quick": {"order": 3, "steps": 500}, "paper": {"steps": 5000}}
-    probes: ClassVar[Sequence[str] | None] = None
 
     def build_model(self) -> HookedRootModule:
+        from stagelens.models import build_transformer  # needs TransformerLens 3
+
         c = self.config
         return build_transformer(
             n_layers=2,
@@ -126,6 +132,9 @@ class Standard(OnSequences):
             init_scale=c.init_scale,
             seed=derive(self.seed, "init"),
         )
+
+    def induction_target(self) -> None:
+        """Returns None: the model reads any tokens, so random ones are repeated."""
 
     def stage_names(self) -> Sequence[str]:
         """Returns no names: theory has none for this model. `kl_to_references` shows which predictor it is near."""

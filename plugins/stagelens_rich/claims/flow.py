@@ -29,7 +29,7 @@ class Balance(Claim):
 
 
 class PlateauTime(Claim):
-    """T_III is judged; T_II is measured by its definition and reported.
+    """Theorem 4 gives T_II and T_III the same order, so both are judged, by their definitions.
 
     From w* = 0.47 on, L_IH2 falls by 1% after T_o through w_V2 alone, so T_II does not measure the plateau. Below that
     it does, but w then grows only from sigma to a small fraction of w*. The logarithm of that ratio approaches
@@ -37,20 +37,25 @@ class PlateauTime(Claim):
     """
 
     id = "G4"
-    title = "the plateau lasts Theta((1 + alpha*)^2 L log(1/sigma) / w*^2)"
+    title = "the plateau lasts Theta((1 + alpha*)^2 L log(1/sigma) / w*^2): T_II and T_III"
     reference = "Theorem 4, phases II and III"
+    reason = (
+        "paper: T_III follows the theorem. T_II, the time of a fall by 1%, does not at these sizes: the value weight "
+        "alone lowers the loss by more than 1% after T_o, and for smaller w* only if sigma is tiny"
+    )
+
+    TOLERANCE = 0.1  # ours, of an exponent
 
     def checks(self, lab: Lab) -> Iterable[Check]:  # noqa: ARG002
         points = grid(BASE, **{key: variable.grid for key, variable in VARIABLES.items()})
-        law = law_of(points, "T_III")
-        for variable, found in zip(VARIABLES.values(), exponents(law), strict=True):
-            what = f"exponent of T_III in {variable.label}"
-            yield close(what, found, float(variable.exponent), 0.1, self.reference, relative=False)
-        r2 = law if isinstance(law, str) else law.r2
-        yield reported(f"R2 of the power-law fit over {len(points)} flows", r2, self.reference)
+        for name in ("T_III", "T_II"):
+            law = law_of(points, name)
+            for variable, found in zip(VARIABLES.values(), exponents(law), strict=True):
+                what = f"exponent of {name} in {variable.label}"
+                yield close(what, found, float(variable.exponent), self.TOLERANCE, self.reference, relative=False)
+            r2 = law if isinstance(law, str) else law.r2
+            yield reported(f"R2 of the power-law fit of {name} over {len(points)} flows", r2, self.reference)
         names = ", ".join(variable.label for variable in VARIABLES.values())
-        what = f"exponents of T_II in {names}, over the same flows"
-        yield reported(what, exponents(law_of(points, "T_II")), "T_II")
         what = "T_II over the time at which w_V2 alone has lowered L_IH2 by 1%, at w* = 0.49"
         yield reported(what, reached(_value_alone(PAPER)), "T_II; Eq. 12")
         fewer = {"L": (20.0, 80.0), "alpha_star": (0.5, 4.0), "w_star": (0.2, 0.3, 0.4)}
@@ -105,6 +110,7 @@ class PartialLearning(Claim):
     id = "G11"
     title = "phase I: the 4-gram below 1% while the induction head is above 99%"
     reference = "Theorem 4, phase I"
+    reason = "size: the theorem is about L >> 1; it holds from L = 37,978 on, and the paper's experiments have L = 40"
 
     def checks(self, lab: Lab) -> Iterable[Check]:  # noqa: ARG002
         at_40, _ = left_at_T_I(PAPER.L)

@@ -12,7 +12,7 @@ from stagelens import Law, Run, Timeline, fit_law
 from stagelens.base import UsageError
 from stagelens.timelines import LineFit, first_crossing, line_fit
 from stagelens_rich import flow, theory
-from stagelens_rich.tasks.toy import second_layer
+from stagelens_rich.tasks.toy import PARTS, second_layer
 from stagelens_rich.theory import PhaseTimes, Setting
 
 Floats = NDArray[np.float64]
@@ -52,6 +52,27 @@ def half_ways(run: Run) -> list[float | None]:
     if end is None:
         return [None, None]
     return [first_crossing(times, x, float(np.interp(end, times, x)) / 2, rising=True) for x in parameters]
+
+
+def halved(run: Run) -> list[float | None]:
+    """Returns the times at which L_G4 is half of its start, and L_IH2 half of what it was at T_o, on the plateau."""
+    task: Any = run.experiment
+    inside, times = task.times(run.timeline)
+    four_gram, induction = (run.timeline.scalar(name)[1][inside] for name in PARTS)
+    first = first_crossing(times, four_gram, float(four_gram[0]) / 2, rising=False)
+    T_o = times_of(run).T_o
+    if T_o is None:
+        return [first, None]
+    plateau = float(np.interp(T_o, times, induction))
+    return [first, first_crossing(times, induction, plateau / 2, rising=False, after=T_o)]
+
+
+def least_four_gram(run: Run) -> float:
+    """Returns the least L_G4 of a toy run over its value at the start of Stage II."""
+    task: Any = run.experiment
+    inside, _ = task.times(run.timeline)
+    four_gram = run.timeline.scalar(PARTS[0])[1][inside]
+    return float(four_gram.min() / four_gram[0])
 
 
 def growth(times: Floats, w: Floats, since: float | None, w_star: float) -> LineFit:
@@ -171,12 +192,34 @@ def layer_half_times(timeline: Timeline, layer: int) -> list[float]:
 
 
 def norm_growth(timeline: Timeline) -> list[float]:
-    """Returns the last value of both norms over the first."""
-    return [float(values[-1] / values[0]) for values in norms(timeline)]
+    """Returns the last value of both norms over the first; nan if that is 0."""
+    return [float(values[-1] / values[0]) if values[0] else float("nan") for values in norms(timeline)]
 
 
 def changes_at_half_loss(timeline: Timeline, level: float) -> list[float]:
     """Returns the fraction of each norm's change that is over when the loss is half-way from `level` to its end."""
     step = half_time(*timeline.scalar("loss"), start=level)
-    changes = [(values - values[0]) / (values[-1] - values[0]) for values in norms(timeline)]
-    return [float(np.interp(step, timeline.steps, change)) for change in changes]
+    return [_change_over(timeline.steps, values, step) for values in norms(timeline)]
+
+
+def _change_over(steps: NDArray[np.number], values: Floats, step: float) -> float:
+    """Returns the fraction of the change of `values` [step] that is over at `step`; nan if they do not change."""
+    change = values[-1] - values[0]
+    return float(np.interp(step, steps.astype(float), values - values[0]) / change) if change else float("nan")
+
+
+def fall_kept(free: Timeline, frozen: Timeline, level: float) -> float:
+    """Returns the fall of the loss below `level` in a run with frozen parts, over that of the free run.
+
+    Both are taken at the last step of the frozen run. The result is nan if the free run is not below `level` there.
+    """
+    end = float(frozen.steps[-1])
+    fall = level - float(np.interp(end, *free.scalar("loss")))
+    return (level - float(frozen.scalar("loss")[1][-1])) / fall if fall > 0 else float("nan")
+
+
+def first_above(timeline: Timeline, name: str, level: float, rising: bool = True) -> float | None:
+    """Returns the first step at which the largest element of a series exceeds `level`; or, falling, is below it."""
+    values = timeline.series(name)
+    values = np.nanmax(values.reshape(len(values), -1), axis=1)
+    return first_crossing(timeline.steps, values, level, rising=rising)

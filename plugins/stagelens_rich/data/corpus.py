@@ -139,9 +139,7 @@ def wikitext_2() -> tuple[list[str], list[str]]:
     try:
         from datasets import load_dataset
     except ImportError:
-        raise UsageError(
-            f"corpus {WIKITEXT} needs the package datasets: pip install 'stagelens[text]'; or {INSTEAD}"
-        ) from None
+        raise UsageError(f"corpus {WIKITEXT} needs the package datasets: pip install datasets; or {INSTEAD}") from None
     try:
         with _quiet("huggingface_hub"):  # it logs each of its attempts
             parts = load_dataset("Salesforce/wikitext", "wikitext-2-v1", revision=REVISION)

@@ -13,7 +13,9 @@ from stagelens_rich.flow import solved_times
 
 def first_layer(run: Run) -> Figure:
     """Draws p(1,1) and the attention to the previous token in Training Stage I."""
-    figure, (axes,) = panels(1, 2, f"{run.name}: the first layer (Lemma 2)", size=(4.0, 3.0))
+    figure, (axes,) = panels(
+        1, 2, f"{run.manifest.task}, seed {run.manifest.seed}: the first layer (Lemma 2)", size=(4.0, 3.0)
+    )
     labels = (("p_first", "p(1,1)"), ("previous_token", "attention to s - 1, at s = L"))
     for axis, (name, label) in zip(axes, labels, strict=True):
         t, values = run.timeline.scalar(name)
@@ -27,7 +29,13 @@ def scaling(run: Run) -> Figure:
     """Draws T_II and T_III of flows over each variable of Theorem 4, with its power law; other keys as in the run."""
     config = run.experiment.config
     base = {key: getattr(config, key) for key in (*BASE, "tokens", "system")}
-    figure, (axes,) = panels(1, 4, f"{run.name}: the length of the plateau (Theorem 4)", size=(2.75, 3.2), sharey=True)
+    figure, (axes,) = panels(
+        1,
+        4,
+        f"{run.manifest.task}, seed {run.manifest.seed}: the length of the plateau (Theorem 4)",
+        size=(2.75, 3.2),
+        sharey=True,
+    )
     for axis, (key, variable) in zip(axes, VARIABLES.items(), strict=True):
         times = [solved_times(**{**base, key: value}) for value in variable.grid]
         x = variable.of(np.array(variable.grid, dtype=float))

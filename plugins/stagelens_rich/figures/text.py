@@ -8,10 +8,18 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from stagelens import Run
+from stagelens.claims import Lab
 from stagelens.figures import draw_predictions, grid, headline, line_style
 from stagelens_rich.claims.measures import half_time
+from stagelens_rich.data.corpus import WIKITEXT
+from stagelens_rich.tasks.text import WIKITEXT_WORDS
 
 NORMS = {"p": "‖p‖", "kq": "‖(W_K, W_Q)‖"}
+
+
+def fig2(lab: Lab) -> Figure | None:
+    """Draws Fig. 2 on wikitext-2 with its whole vocabulary; the budget decides the other sizes."""
+    return positions_first(lab.run("rich/text", {"corpus": WIKITEXT, "vocab": WIKITEXT_WORDS, "own_token": False}))
 
 
 def positions_first(run: Run) -> Figure | None:
@@ -31,7 +39,9 @@ def positions_first(run: Run) -> Figure | None:
     for axis, (name, label) in zip(norms, NORMS.items(), strict=True):
         _draw_norm(axis, timeline, name, label)
     axes[-1, 0].set_xlabel("training step")
-    headline(figure, f"{run.name}: positions are learned before dot products (Fig. 2)")
+    headline(
+        figure, f"{run.manifest.task}, seed {run.manifest.seed}: positions are learned before dot products (Fig. 2)"
+    )
     return figure
 
 

@@ -17,6 +17,7 @@ from stagelens_rich.tasks.toy import PARTS, HighDim, RichToy, second_layer
 
 LOSSES = {"loss": "total", "loss_4gram": "4-gram", "loss_induction": "induction head"}
 LOWEST = 1e-9  # the bottom of the loss axis
+NAME = 8.0  # points that the upright name of a time takes
 OPTIMIZERS = {"gd": "gradient descent", "adam": "Adam"}
 
 
@@ -28,7 +29,9 @@ def visible(losses: Any) -> Any:
 def phases(run: Run) -> Figure:
     """Draws the losses and parameters of the second layer in Stage II, with the flow and Theorem 4's times."""
     task = run.experiment
-    figure, ((losses, grown),) = panels(1, 2, f"{run.name}: four phases ({_source(task)})", size=(5.0, 3.4))
+    figure, ((losses, grown),) = panels(
+        1, 2, f"{run.manifest.task}, seed {run.manifest.seed}: four phases ({_source(task)})", size=(5.0, 3.4)
+    )
     start = getattr(task.config, "first_steps", 0)
     inside = run.timeline.steps >= start
     steps = run.timeline.steps[inside] - start
@@ -39,8 +42,6 @@ def phases(run: Run) -> Figure:
             t, values = task.flow.scalar(name)
             losses.plot(t / task.config.lr, visible(values), **THEORY)
         losses.plot([], [], label="flow (Eqs. 7, 10)", **THEORY)
-    if isinstance(task, RichToy | RichFlow):
-        _mark_times(losses, task, run)
     losses.set(yscale="log", ylabel="loss", ylim=(LOWEST, None))
     losses.legend(loc="lower left")
     for index, (label, values) in enumerate(_parameters(run).items()):
@@ -49,6 +50,8 @@ def phases(run: Run) -> Figure:
     grown.legend()
     for axis in (losses, grown):
         axis.set(xscale="log", xlabel="time" if isinstance(task, RichFlow) else "step of Stage II", xlim=(1, None))
+    if isinstance(task, RichToy | RichFlow):
+        _mark_times(losses, task, run)
     return figure
 
 
@@ -60,13 +63,16 @@ def _source(task: Any) -> str:
 
 
 def _mark_times(axis: Axes, task: Any, run: Run) -> None:
-    """Draws Theorem 4's times of the run as vertical lines."""
+    """Draws Theorem 4's times of the run as vertical lines. Names above near lines are moved apart."""
     rate = getattr(task.config, "lr", 1.0)
-    for name, time in task.measured_times(run.timeline)._asdict().items():
-        if time is not None:
-            axis.axvline(time / rate, color="0.6", lw=0.8, zorder=0)
-            corner: Any = {"xycoords": ("data", "axes fraction"), "rotation": 90, "ha": "center", "fontsize": 6}
-            axis.annotate(name, (time / rate, 1.01), **corner)
+    times = [(time / rate, name) for name, time in task.measured_times(run.timeline)._asdict().items() if time]
+    end = -np.inf  # where the name before ends, in points
+    for time, name in sorted(times):
+        axis.axvline(time, color="0.6", lw=0.8, zorder=0)
+        here = float(axis.transData.transform((time, 1.0))[0]) * 72 / axis.figure.dpi
+        end = max(here, end + NAME)
+        corner: Any = {"xycoords": ("data", "axes fraction"), "textcoords": "offset points", "xytext": (end - here, 2)}
+        axis.annotate(name, (time, 1.0), rotation=90, ha="center", fontsize=6, **corner)
 
 
 def _parameters(run: Run) -> dict[str, Any]:
@@ -84,7 +90,13 @@ def optimizers(run: Run) -> Figure:
         name: [run.timeline.scalar(part) for part in PARTS] if name == own else _retrained(task, name)
         for name in OPTIMIZERS
     }
-    figure, (axes,) = panels(1, 2, f"{run.name}: D = {task.config.D} (Fig. 4)", size=(4.5, 3.3), sharey=True)
+    figure, (axes,) = panels(
+        1,
+        2,
+        f"{run.manifest.task}, seed {run.manifest.seed}: D = {task.config.D} (Fig. 4)",
+        size=(4.5, 3.3),
+        sharey=True,
+    )
     for axis, (name, title) in zip(axes, OPTIMIZERS.items(), strict=True):
         for index, (part, (steps, values)) in enumerate(zip(PARTS, curves[name], strict=True), start=1):
             axis.plot(steps, visible(values), label=LOSSES[part], **line_style(index))

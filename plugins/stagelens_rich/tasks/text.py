@@ -8,17 +8,24 @@ from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
-from transformer_lens import HookedRootModule
 
-from stagelens import Prediction, Schedule, Task
+from stagelens import Prediction, Schedule, Task, TrainingPhase
 from stagelens.experiments import Config
-from stagelens.models import build_transformer
+from stagelens.models import HookedRootModule
 from stagelens_rich.config import TextConfig
 from stagelens_rich.data.corpus import WIKITEXT, Corpus, load_corpus, stretches
 from stagelens_rich.data.ngrams import ngram_losses
 from stagelens_rich.losses import next_token_loss
 
-WIKITEXT_TOKENS = 2_088_628  # tokens of wikitext-2's training part
+WIKITEXT_TOKENS, WIKITEXT_WORDS = 2_088_628, 33_278  # tokens of wikitext-2's training part, and different ones
+PARTS = {  # the parameters of the model, as patterns
+    "dot-products": tuple(f"blocks.*.attn.{name}" for name in ("W_K", "W_Q", "b_K", "b_Q")),
+    "positions": ("blocks.*.attn.alibi_slope",),
+    "the rest": (
+        *("embed.*", "unembed.*", "ln_final.*", "blocks.*.ln*", "blocks.*.mlp.*"),
+        *(f"blocks.*.attn.{name}" for name in ("W_V", "W_O", "b_V", "b_O")),
+    ),
+}
 
 
 class Text(Task):
@@ -31,17 +38,18 @@ class Text(Task):
         "quick": {"steps": 800, "batch_size": 16, "lr": 0.4, "eval_size": 64},
         "paper": {
             "corpus": WIKITEXT,
-            "vocab": 33278,
+            "vocab": WIKITEXT_WORDS,
             "L": 200,
             "D": 128,
             "W": 512,
             "batch_size": 32,
             "lr": 0.1,
+            "own_token": False,  # section 2: R_ij = -inf for i <= j
             "steps": 1500 * (WIKITEXT_TOKENS // (200 * 32)),  # 1500 epochs
             "eval_size": 32,
         },
     }
-    probes: ClassVar[Sequence[str]] = ("attention_sparsity", "induction", "weight_norms", "position_norms")
+    probes: ClassVar[Sequence[str]] = ("position_norms",)
 
     @cached_property
     def corpus(self) -> Corpus:
@@ -49,6 +57,8 @@ class Text(Task):
         return load_corpus(c.corpus, c.vocab, c.L + 1)
 
     def build_model(self) -> HookedRootModule:
+        from stagelens.models import build_transformer  # needs TransformerLens 3
+
         c = self.config
         return build_transformer(
             n_layers=2,
@@ -59,6 +69,7 @@ class Text(Task):
             d_vocab=len(self.corpus.words),
             positions="alibi",
             alibi_slope=c.sigma_init,
+            own_token=c.own_token,
             init_scale=c.sigma_init / (0.8 / c.D**0.5),  # scale 1 has this standard deviation
             seed=self.seed,
         )
@@ -74,6 +85,13 @@ class Text(Task):
     def loss(self, model: HookedRootModule, batch: Tensor) -> Tensor:
         """Returns the cross-entropy of the next token, in nats."""
         return next_token_loss(model(batch[:, :-1]), batch)
+
+    def phases(self) -> Sequence[TrainingPhase]:
+        c = self.config
+        if c.frozen == "none":
+            return super().phases()
+        trained = tuple(name for part, names in PARTS.items() if part != c.frozen for name in names)
+        return [TrainingPhase(f"{c.frozen} frozen", c.steps, trained)]
 
     def optimizer(self, model: HookedRootModule) -> torch.optim.Optimizer:
         return torch.optim.SGD(model.parameters(), lr=self.config.lr)

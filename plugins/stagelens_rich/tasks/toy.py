@@ -16,14 +16,13 @@ from stagelens.base import generator
 from stagelens.experiments import Batch, Config, FixedBatch, Floats, integrate
 from stagelens_rich import theory
 from stagelens_rich.config import HighDimConfig, RichFlowConfig, RichToyConfig
-from stagelens_rich.data.toy import sample_tokens
-from stagelens_rich.flow import STAGES, RichFlow
+from stagelens_rich.data.toy import INDUCTION_TARGET, mixed_groups, sample_tokens
+from stagelens_rich.flow import STAGES, ParameterFlow
 from stagelens_rich.losses import closed_form, partial_losses
 from stagelens_rich.model import LEARNED, MixedTransformer
 from stagelens_rich.predictions import plateau_prediction, time_predictions
 from stagelens_rich.theory import PhaseTimes
 
-PROBES = ("attention_sparsity", "head_specialization", "weight_norms", "conserved")
 PARTS = ("loss_4gram", "loss_induction")  # the readings of L_G4 and L_IH2
 
 
@@ -49,7 +48,6 @@ class Mixed(Task):
     """The base of both tasks: the mixed target, the square loss in its two parts, and the balance law."""
 
     metric: ClassVar[str] = "induction_decades"
-    probes: ClassVar[Sequence[str] | None] = PROBES
 
     def parts(self, output: Tensor, batch: Tensor) -> Tensor:
         """Returns L_G4 and L_IH2, [2], of the model's output [n, 2, D] on tokens [n, L, D]."""
@@ -64,13 +62,16 @@ class Mixed(Task):
         return dict(zip(PARTS, parts, strict=True)) | {"induction_decades": relative}
 
     def groups(self) -> Mapping[str, Group]:
-        """Returns the token before the query: layer 1 should attend to it, and through it head (2,1) reads x_(L-2)."""
-        return {"previous": Group(offsets=(1,))}
+        return mixed_groups()
+
+    def induction_target(self) -> Group:
+        return INDUCTION_TARGET
 
     def conserved(self, model: Any) -> Mapping[str, Tensor]:
         """Returns Lemma 3's |w_Q^2 - w_K^2|; for matrices it is the norm of W_Q W_Q^T - W_K W_K^T."""
         Q, K = model.second.W_Q, model.second.W_K
-        return {"|W_Q W_Q^T - W_K W_K^T|": (Q @ Q.T - K @ K.T).norm()}
+        squares = Q**2 - K**2 if Q.dim() == 1 else Q @ Q.T - K @ K.T
+        return {"|W_Q W_Q^T - W_K W_K^T|": squares.norm()}
 
     def stage_names(self) -> Sequence[str]:
         return STAGES
@@ -85,6 +86,9 @@ class RichToy(Mixed):
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {
         "quick": {},
         "paper": {"steps": 200_000, "first_steps": 100_000, "batch_size": 1000, "lr": 0.1, "first_lr": 0.1},
+    }
+    without: ClassVar[Mapping[str, str]] = {
+        "qk_alignment": "keys and queries are single numbers, which have one component by definition"
     }
 
     def build_model(self) -> MixedTransformer:
@@ -129,7 +133,7 @@ class RichToy(Mixed):
         c = self.config
         own = {key: getattr(c, key) for key in ("L", "alpha_star", "w_star", "sigma_init", "tokens")}
         config = RichFlowConfig(**own, system="five", time=(c.steps - c.first_steps) * c.lr, points=1000)
-        return Timeline(integrate(RichFlow(config)).measurements)
+        return Timeline(integrate(ParameterFlow(config)).measurements)
 
     def predictions(self) -> Sequence[Prediction]:
         """Returns both losses of the flow, the plateau's level, and Theorem 4's times."""
@@ -161,13 +165,14 @@ class HighDim(Mixed):
     Config: ClassVar[type[Config]] = HighDimConfig
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {
         "quick": {},
-        "paper": {"steps": 100_000, "exact": False},
+        "paper": {"steps": 100_000, "exact": False, "weights": "vector"},  # B.3 prints W_K, W_Q in R^D
         "fig4": {},
     }
 
     def build_model(self) -> MixedTransformer:
         c = self.config
-        start = torch.randn(2, c.D, c.D, generator=generator(self.seed, "init"))
+        shape = (c.D, c.D) if c.weights == "matrix" else (c.D,)
+        start = torch.randn(2, *shape, generator=generator(self.seed, "init"))
         W_Q, W_K = (c.sigma_init * W / W.norm() for W in start)
         return MixedTransformer(c.L, W_Q, W_K, c.sigma_init, LEARNED)
 

@@ -14,8 +14,6 @@ from stagelens.base.errors import UsageError
 from stagelens.experiments.batches import Batches, eval_batch
 from stagelens.experiments.config import make_config
 from stagelens.experiments.training import Training
-from stagelens.host.host import make_host
-from stagelens.testing import check_task_device
 from stagelens_emergence.config import KeyValueConfig
 from stagelens_emergence.data.transformers import answering_pair, sample_recall
 from stagelens_emergence.tasks.recall import KeyValueRecall
@@ -94,10 +92,6 @@ def test_what_is_drawn_depends_on_the_generator_alone():
 # --- the task ---
 
 
-def test_the_task_runs_on_any_device():
-    check_task_device(KeyValueRecall(KeyValueConfig(**SMALL, B=2.0, p=0.5)))
-
-
 def test_a_new_model_is_at_chance():
     task = KeyValueRecall(KeyValueConfig(**SMALL))
     assert task.loss(task.build_model(), eval_batch(task)).item() == pytest.approx(math.log(16))
@@ -112,17 +106,6 @@ def test_it_is_evaluated_without_repetition_and_trained_with_it():
     step = task.batches("cpu")(3)
     assert answering_pair(step.tokens).all()
     assert isinstance(task.batches("cpu"), Batches)
-
-
-def test_every_probe_runs_or_says_why_not():
-    task = KeyValueRecall(KeyValueConfig(**SMALL, B=2.0))
-    probes = [name for name, _ in make_host().probes]
-    recorder = sl.Recorder(task.build_model(), probes, eval_batch(task), task=task)
-    for step in range(2):
-        recorder.measure(step)
-    assert recorder.problems == {}
-    assert {"attention_sparsity", "key_value", "weight_norms"} <= recorder.probes.keys()
-    assert recorder.timeline["key_value/copying"].shape == (2, 2, 4)
 
 
 def test_a_head_that_copies_in_the_first_layer_is_sparse_though_the_loss_reads_the_query_alone():

@@ -19,7 +19,7 @@ from stagelens.runs.manifest import Manifest
 from stagelens.runs.store import Store
 from stagelens.timelines.timeline import pack
 from stagelens_emergence import FIGURES
-from stagelens_emergence.claims import recall, regression
+from stagelens_emergence.claims import measures, recall, regression
 from stagelens_emergence.claims.measures import plateau_of
 from stagelens_emergence.claims.regression import Data, label
 from stagelens_emergence.figures import transformers as figures
@@ -48,7 +48,7 @@ def recall_lengths(c, seed):
     """Steps until half of the answers are right without repetition, and as trained."""
     length = c.tokens**0.79 * c.pairs**2.25 * (1 + 0.02 * seed)
     train = length / (c.B or 1.0) / (1 + c.p)
-    too_much = (c.B or 0) >= 4 or c.p >= 0.9
+    too_much = (c.B or 0) >= 4 or c.p >= 0.5
     return NEVER if too_much else train, train
 
 
@@ -63,7 +63,7 @@ class Shelf(Lab):
     def run(self, task, settings=None, seed=0, *, preset=None, probes=None):
         kind = KINDS[task]
         given = [f"{key}={value}" for key, value in (settings or {}).items()]
-        config = make_config(kind.Config, kind.presets, preset or self.budget, given)
+        config = make_config(kind.Config, kind.presets, preset or self._preset(task), given)
         name = f"{task.replace('/', '-')}-{abs(hash((config, seed)))}"
         if (self.cache / name).exists():
             return Run(self.cache / name)
@@ -73,7 +73,9 @@ class Shelf(Lab):
     def _regression(self, config, seed):
         length = self.regression(config, seed)
         steps = np.linspace(0, 2 * length if length < NEVER else 1000, POINTS)
-        return {"loss": 0.5 * (1 - step_up(steps, length, length / 100))}, steps
+        loss = 0.5 * (1 - step_up(steps, length, length / 100))
+        mass = np.repeat(1 - 2 * loss, 8).reshape(POINTS, 2, 4)
+        return {"loss": loss, "train_loss": loss, "relevant_attention/mass": mass}, steps
 
     def _recall(self, config, seed):
         test, train = self.recall(config, seed)
@@ -84,8 +86,8 @@ class Shelf(Lab):
         copying[:, 0, 1], selecting[:, 1, 2] = step_up(steps, self.late * test, train / 50), rise
         return {
             "loss": 2.8 * (1 - rise),
-            "accuracy": 0.05 + 0.95 * rise,
-            "key_value/train_accuracy": 0.05 + 0.95 * step_up(steps, train, train / 50),
+            "accuracy": 0.01 + 0.99 * rise,
+            "key_value/train_accuracy": 0.01 + 0.99 * step_up(steps, train, train / 50),
             "key_value/copying": copying,
             "key_value/selecting": selecting,
         }, steps
@@ -118,11 +120,11 @@ def write(folder: Path, task, config, seed, series, steps) -> Run:
 
 @pytest.fixture(scope="module")
 def shelf(tmp_path_factory):
-    return Shelf(make_host(), tmp_path_factory.mktemp("shelf"), seeds=(0, 1))
+    return Shelf(make_host(), tmp_path_factory.mktemp("shelf"), seeds=(0, 1, 2))
 
 
 def differing(claim, lab):
-    return [check.what for check in claim().checks(lab) if not check.holds]
+    return [check.what for check in claim().checks(lab) if check.verdict == "differs"]
 
 
 @pytest.mark.parametrize("claim", CLAIMS)
@@ -130,9 +132,10 @@ def test_a_claim_holds_if_the_runs_obey_the_paper_s_laws(claim, shelf):
     assert differing(claim, shelf) == []
 
 
-@pytest.mark.parametrize("claim", [regression.Laws, regression.Ablations])
-def test_the_paper_s_own_grid_is_runnable(claim, tmp_path):
-    assert differing(claim, Shelf(make_host(), tmp_path, budget="paper", seeds=(0, 1))) == []
+@pytest.mark.parametrize("budget", ["long", "paper"])
+@pytest.mark.parametrize("claim", CLAIMS)
+def test_the_grids_of_the_other_budgets_are_runnable(claim, budget, tmp_path):
+    assert differing(claim, Shelf(make_host(), tmp_path, budget=budget, seeds=(0, 1, 2))) == []
 
 
 def test_the_settings_of_a_comparison_name_the_varied_one_last():
@@ -154,16 +157,19 @@ def test_without_an_effect_of_b_s8_differs_there_alone(tmp_path):
         return regression_length(c.model_copy(update={"B": 1}), seed) * (1 + 0.001 * c.B)
 
     found = differing(regression.Laws, Shelf(make_host(), tmp_path, seeds=(0, 1), regression=blind))
-    assert len(found) == 2
-    assert all("B" in what for what in found)
+    assert found == [
+        "plateaus at T = 32, d = 16, B = 4, 2, 1",
+        "exponent of B is negative",
+        "exponent of B against the paper's",
+    ]
 
 
 def test_a_plateau_without_an_end_is_in_words_and_in_no_order(tmp_path):
     def stuck(c, seed):
-        return NEVER if (c.T, c.d, c.B) == (32, 8, 1) else regression_length(c, seed)
+        return NEVER if (c.T, c.d, c.B) == (32, 16, 1) else regression_length(c, seed)
 
     checks = list(regression.Laws().checks(Shelf(make_host(), tmp_path, seeds=(0, 1), regression=stuck)))
-    in_T = next(check for check in checks if check.what.startswith("plateaus at d = 8"))
+    in_T = next(check for check in checks if check.what.startswith("plateaus at d = 16"))
     assert in_T.measured[0][-1] == "not reached by 1000"
     assert not in_T.holds
     assert any("2 censored" in check.what for check in checks)
@@ -187,7 +193,33 @@ def test_a_model_that_does_not_overfit_differs(tmp_path):
         return train, train
 
     found = differing(recall.Repetition, Shelf(make_host(), tmp_path, seeds=(0,), recall=perfect))
-    assert found == [f"last training accuracy minus test accuracy at {name}" for name in ("p = 1", "B = 4")]
+    assert found == [f"last training accuracy minus test accuracy at {name}" for name in ("p = 0.5", "B = 4")]
+
+
+def test_the_fastest_learning_rate_counts(tmp_path):
+    """D.3: the paper tunes it by the shortest mean plateau; here 3e-4 is twice as fast, and 1e-4 does not end."""
+
+    def by_rate(c, seed):
+        return regression_length(c, seed) / (2 if c.lr == 3e-4 else 1) if c.p else regression_length(c, seed)
+
+    lab = Shelf(make_host(), tmp_path, budget="paper", seeds=(0,), regression=by_rate)
+    with_p, without = regression.cross_sample_runs(lab)
+    assert {run.manifest.config["lr"] for runs in with_p for run in runs.values()} == {3e-4}
+    stuck = {1e-4: {0: without[0][0]}, 3e-4: {0: with_p[0][0]}}
+    assert measures.faster(stuck, lambda run: None if run is without[0][0] else 5.0) is stuck[3e-4]
+
+
+def test_sizes_without_an_effect_are_undecided(tmp_path):
+    """Seeds that scatter by 20% around no effect of layers and heads: the interval covers both signs."""
+
+    def flat(c, seed):
+        noise = np.random.default_rng([seed, c.layers, c.heads]).normal()
+        return 100 * (1 + 0.2 * noise) * (6 * c.T**0.3 if c.optimizer == "sgd" else c.T**0.1)
+
+    lab = Shelf(make_host(), tmp_path, seeds=(0, 1, 2), regression=flat)
+    verdicts = {check.what: check.verdict for check in regression.Ablations().checks(lab)}
+    assert verdicts["exponent of layers (paper: 0.06)"] == "needs budget"
+    assert verdicts["exponent of heads minus that of layers"] == "needs budget"
 
 
 # --- plateau lengths and figures ---
@@ -222,18 +254,21 @@ def test_figures_have_a_line_for_each_value(tmp_path):
     plain = regressions(T=(8, 16, 32), d=(4, 8))
     repeated = regressions(T=(16,), d=(4, 8), B=(2, 4)) + regressions(T=(16,), d=(4, 8), p=(0.2,))
     assert lines(figures.fig3(plain + repeated)) == [3, 3, 2]
-    assert lines(figures.fig11(plain[:1])) == [2, 0]
+    assert lines(figures.fig11(plain[:1])) == [2, 1]
     assert lines(figures.fig13(regressions(T=(8,), d=(4, 8), heads=(2, 4), layers=(1, 2)))) == [2, 2]
     fixed = regressions(T=(8, 16), d=(4, 8), position=("fixed",), feature=("true", "false"))
     assert lines(figures.fig14(plain + fixed)) == [3, 2, 2]
     assert lines(figures.fig15(regressions(T=(8,), d=(4, 8), optimizer=("adam", "sgd")))) == [1, 1]
     harder = recalls(pairs=(3, 4), tokens=(16,)) + recalls(pairs=(4,), tokens=(32,))
     assert lines(figures.fig4(harder, 0.5)) == [2, 2, 2]
-    assert lines(figures.fig5(recalls(pairs=(4,), B=(1, 2)) + recalls(pairs=(4,), p=(0, 0.5)))) == [3, 2, 3, 2]
+    repeated = recalls(pairs=(4,), B=(1, 2)) + recalls(pairs=(4,), p=(0, 0.5))
+    assert lines(figures.fig5(repeated)) == lines(figures.fig16(repeated)) == [3, 2]
     assert lines(figures.fig17(harder[0])) == [2, 8, 8]
 
 
-@pytest.mark.parametrize("ref", [ref for ref in FIGURES if ref.target], ids=lambda ref: ref.name)
+@pytest.mark.parametrize(
+    "ref", [ref for ref in FIGURES if "transformers:" in str(ref.target)], ids=lambda ref: ref.name
+)
 def test_a_registered_figure_is_drawn_from_the_runs_of_the_claims(ref, shelf):
     figure = ref.load()(shelf)
     assert f"{ref.name[3:]}" in re.findall(r"\d+", figure.get_suptitle())

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import re
+from itertools import combinations
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 import stagelens as sl
-from stagelens.claims import choose_figures
+from stagelens.claims import choose_figures, draw_figure
 from stagelens.claims.lab import Lab
 from stagelens.claims.verifying import choose, verify_claim
 from stagelens.figures import styled
@@ -17,19 +18,26 @@ from stagelens.host.host import make_host
 from stagelens_linear_icl import theory
 from stagelens_linear_icl.claims.measures import (
     accelerations,
+    duration_ratios,
     dwells,
     exponent,
+    found_fixed_points,
     long_plateaus,
     matching_levels,
     plateau_time,
     regression_error,
-    separate,
+    sampling_errors,
     slowest_losses,
     stages,
     value_errors,
 )
+from stagelens_linear_icl.claims.paths import population_path, separate, training_descents
+from stagelens_linear_icl.claims.variations import Softmax
 from stagelens_linear_icl.figures import main, variations
-from stagelens_linear_icl.flow import WeightPath, flow_path
+from stagelens_linear_icl.flow import WeightPath, descend, flow_path
+from stagelens_linear_icl.losses import loss_of
+from stagelens_linear_icl.model import HeadWeights, product, stack
+from stagelens_linear_icl.tasks import Separate
 
 LEVELS = np.array([1, 0.64057971, 0.37737216, 0.2098046, 0.13599507])
 
@@ -89,6 +97,10 @@ def test_long_plateaus_are_those_that_last(stairs):
     assert long_plateaus(stairs) == [0, 1, 2, 3]
     brief = WeightPath(stairs.problem, times, staircase(times, np.array([1000, 1050, 2000, 2400]), 5), None)
     assert long_plateaus(brief) == [0, 2]
+    late = staircase(times, np.array([1000, 1050, 2000, 3400]), 5)
+    for end, found in ((2300, [0, 2]), (3000, [0, 2, 3])):  # the third drop was 300 ago, which is not long, or 1,000
+        part = times < end
+        assert long_plateaus(WeightPath(stairs.problem, times[part], late[part], None)) == found
 
 
 def test_an_exponent_is_the_slope_in_log_log():
@@ -101,14 +113,16 @@ def test_every_claim_is_registered_with_its_own_title():
     assert list(refs) == [f"L{number}" for number in range(1, 14)]
     for id, ref in refs.items():
         kind = ref.load()
-        assert (kind.id, kind.title) == (id, ref.title) and kind.seeds >= 3 and kind.reference
+        assert (kind.id, kind.title) == (id, ref.title) and kind.reference
+        assert min(kind.seeds.values() if isinstance(kind.seeds, dict) else [kind.seeds]) >= 3
 
 
 def test_every_figure_is_registered_with_a_preset_that_there_is():
     host = make_host()
     refs = [chosen.ref for chosen in choose_figures(host, "linear-icl")]
     assert sorted(ref.name for ref in refs) == sorted(["fig1a", "fig1b", "fig1c", *(f"fig{n}" for n in "2345789")])
-    assert all((ref.preset or "quick") in host.task(ref.task).load().presets for ref in refs)
+    assert all((ref.preset or "quick") in host.task(ref.task).load().presets for ref in refs if ref.task)
+    assert [ref.name for ref in refs if ref.target] == ["fig3"] and all(ref.paper and ref.claims for ref in refs)
 
 
 def test_fixed_points_hold_through_the_engine(tmp_path):
@@ -126,6 +140,60 @@ def test_scalar_equation_is_measured_from_the_plateau():
     assert max(value_errors(path)) < 0.05
     late = WeightPath(problem, times * 1.5, path.loss, path.weights)
     assert min(value_errors(late)) > 0.05
+
+
+def aligned_path():
+    """One head per eigenvector, aligned from the start: Eq. 7 and Eq. 43 describe it exactly and nearly."""
+    problem = separate(w_init=0.01)
+    v = np.array([4e-2, 2e-2, 1.5e-2, 1.2e-2])
+    k = v[:, None, None] * problem.covariance.eigenvectors[:, None, :]
+    times = np.append(0.0, np.geomspace(10, 1e5, 20_000))
+    return flow_path(problem, HeadWeights(v, k, k.copy()), times, rtol=1e-10)
+
+
+def test_an_aligned_head_follows_equation_7_from_the_middle_of_its_plateau():
+    path = aligned_path()
+    assert max(value_errors(path, on_plateau=True)) < 1e-3
+    misaligned = HeadWeights(path.weights.v, path.weights.k, path.weights.q)
+    slower = WeightPath(path.problem, path.times * 1.2, path.loss, misaligned)
+    assert min(value_errors(slower, on_plateau=True)) > 0.05
+
+
+def test_plateaus_of_aligned_heads_last_as_equation_43_says():
+    assert duration_ratios(aligned_path()) == pytest.approx([1, 1, 1], abs=0.15)
+
+
+def test_descents_on_training_sets_are_those_of_each_seed_alone():
+    settings = {"P": 50, "steps": 300, "w_init": 0.5, "lr": 0.2}
+    together = training_descents(settings, (3, 4))
+    for seed, path in together.items():
+        task = Separate(Separate.Config.model_validate(settings), seed)
+        alone = descend(stack([task.start()]), task.moments, 0.2, 300, [0, 300])
+        assert path.loss[-1] == pytest.approx(alone.loss[-1, 0], rel=1e-9)
+        assert population_path(path).loss[-1] == pytest.approx(
+            float(loss_of(product(alone.weights.at(-1).at(0)), task.population))
+        )
+
+
+def test_the_sampling_error_of_a_level_is_how_it_scatters_over_training_sets():
+    made = [Separate(Separate.Config.model_validate({"P": 500}), seed) for seed in range(200)]
+    levels = np.stack([loss_of(task.fixed_points, task.moments) for task in made])  # [set, level]
+    said = np.mean([sampling_errors(task) for task in made], axis=0)
+    np.testing.assert_allclose(levels.std(0), said, rtol=0.15)
+    assert np.abs(levels.mean(0) - made[0].plateaus).max() < 4 * said.max() / 200**0.5
+
+
+def test_the_root_finder_reaches_fixed_points_and_knows_others(monkeypatch):
+    task = separate()
+    found = found_fixed_points(task, 0, 10)
+    assert len(found) > 5
+    for M in found:
+        nearest = [
+            np.abs(theory.fixed_point(task.covariance, learned, task.inverse_length) - M).max()
+            for m in range(5)
+            for learned in combinations(range(4), m)
+        ]
+        assert min(nearest) < 1e-6
 
 
 @pytest.mark.parametrize(
@@ -167,7 +235,8 @@ def test_a_run_draws_the_figures_of_its_preset(tmp_path):
 def test_the_readme_has_a_command_for_each_figure():
     text = (Path(theory.__file__).parent / "README.md").read_text(encoding="utf-8")
     commands = dict(re.findall(r"^\| (\d[\w, ]*) \| `stagelens run (.*)` \|$", text, flags=re.M))
-    assert list(commands) == ["1a, 1b, 1c", "2", "3", "4", "5", "7", "8", "9"]
+    assert list(commands) == ["1a, 1b, 1c", "2", "4", "5", "7", "8", "9"]
+    assert "| 3 | `stagelens figure linear-icl fig3` |" in text
     host = make_host()
     for command in commands.values():
         task, _, preset = command.partition(" --preset ")
@@ -191,3 +260,13 @@ def test_what_is_not_reached_is_in_words(stairs):
     assert found[:2] == pytest.approx(LEVELS[:2], rel=1e-3) and found[2:] == ["not reached"] * 3
     assert slowest_losses(short)[1:] == ["not reached"] * 3 and accelerations(short) == 1
     assert np.isnan(regression_error(short, 2)) and np.isnan(exponent([1, 2], [1, np.nan]))
+
+
+def test_figure_3_shows_the_training_loss_of_six_seeds(tmp_path, monkeypatch):
+    monkeypatch.setattr(Softmax, "settings", {"quick": {"P": 20, "batch_size": 20, "steps": 20, "eval_size": 20}})
+    host = make_host()
+    (chosen,) = choose_figures(host, "linear-icl", ["fig3"])
+    figure = draw_figure(chosen.ref, Lab(host, tmp_path))
+    lines = figure.axes[0].lines
+    assert [line.get_label() for line in lines] == [f"seed {seed}" for seed in range(10, 16)]
+    assert figure.get_suptitle().startswith("Fig. 3") and "P = 20" in figure.get_suptitle()

@@ -10,7 +10,6 @@ import stagelens as sl
 from stagelens.base.seeds import generator
 from stagelens.experiments.config import make_config
 from stagelens.experiments.training import Training
-from stagelens.testing import check_task_device
 from stagelens_linear_icl import theory
 from stagelens_linear_icl.data import examples, full_moments, sample_sequences
 from stagelens_linear_icl.flow import LinearFlow, descend
@@ -168,19 +167,6 @@ def test_fresh_batches_and_passes_over_the_set():
     assert torch.equal(whole(0).x, whole(7).x) and whole(0).x.shape[0] == 20
 
 
-@pytest.mark.parametrize(
-    "made",
-    [
-        task(Separate, P=20),
-        task(Separate, loss="next-token"),
-        task(RawSequences, P=20),
-        task(RawSequences, "fig3", loss="next-token"),
-    ],
-)
-def test_tasks_run_on_any_device(made):
-    check_task_device(made)
-
-
 def test_eigenvectors_stay_the_same_between_seeds_and_starts_do_not():
     one, other = task(Separate, seed=0), task(Separate, seed=1)
     np.testing.assert_array_equal(one.covariance.eigenvectors, other.covariance.eigenvectors)
@@ -212,7 +198,9 @@ def run(tmp_path_factory):
 
 
 def test_a_run_rests_at_the_levels_of_theory(run):
-    assert run.manifest.status == "finished" and not run.manifest.problems and not run.manifest.skipped
+    assert run.manifest.status == "finished" and not run.manifest.problems
+    whole = {name for name in run.manifest.skipped if "/" not in name}
+    assert whole == {"induction", "kl_to_references", "loss_by_position"}
     levels = [p for p in run.predictions if p["kind"] == "level"]
     assert len(levels) == 5 and all(p["error"] < 0.03 for p in levels), levels
     assert run.final["loss"] == pytest.approx(
@@ -282,3 +270,35 @@ def test_the_exact_loss_of_all_blocks_is_that_of_the_sequences():
     torch.testing.assert_close(
         exact_loss(model.attention.tensor(), full_moments(sequences)), raw.loss(model, sequences)
     )
+
+
+def test_a_whitened_training_set_has_mean_zero_and_unit_task_vectors():
+    made = task(Separate, P=400, whiten=True)
+    x, y = made.training_set
+    assert x.mean(0).abs().max() < 1e-12
+    w = torch.linalg.lstsq(x, y[..., None]).solution.squeeze(-1)  # y = w^T x exactly, [n, D]
+    torch.testing.assert_close(torch.cov(w.T), torch.eye(4, dtype=torch.float64), atol=1e-8, rtol=0)
+    assert w.mean(0).abs().max() < 1e-8
+
+
+def test_values_start_as_much_smaller_as_the_config_says():
+    small, whole = task(Separate, value_init=0.25).start(), task(Separate).start()
+    np.testing.assert_allclose(small.v, whole.v / 4)
+    np.testing.assert_array_equal(small.k, whole.k)
+
+
+def test_published_values_train_as_the_authors_code_does():
+    """Their network sums over the context. Its descent from small entries at 0.02 is ours with the preset's values."""
+    config = task(Separate, "paper", P=200, steps=300).config
+    made = Separate(config, seed=3)
+    N, start = config.N, made.start()
+    entry = N ** (-1 / 3)
+    theirs = HeadWeights(*(entry * part for part in start))
+    power, cross, second = made.moments
+    summed = type(made.moments)(power, N * cross, N**2 * second)  # beta is the sum over the context
+    ours = descend(stack([start]), made.moments, config.lr, 300, [0, 300])
+    sums = descend(stack([theirs]), summed, 0.02, 300, [0, 300])
+    np.testing.assert_allclose(sums.loss, ours.loss, rtol=1e-9)
+    many = Separate(config.model_copy(update={"H": 4000}), seed=0)
+    assert config.H == 5 and many.start().k.std() * np.sqrt(4000 / 5) * entry == pytest.approx(0.01, rel=0.02)
+    assert many.start().v.std() * np.sqrt(4000 / 5) * entry == pytest.approx(0.01, rel=0.03)

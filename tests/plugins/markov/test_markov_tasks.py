@@ -9,6 +9,7 @@ import torch
 
 import stagelens as sl
 from stagelens.base.errors import UsageError
+from stagelens.base.seeds import derive
 from stagelens.experiments.batches import eval_batch
 from stagelens.experiments.config import make_config
 from stagelens.experiments.training import Training, step_scheduler, trained
@@ -125,7 +126,7 @@ def test_an_n_gram_model_is_scored_on_the_same_tokens(tmp_path):
     assert done.timeline.series("kl_to_references/kl")[0, 0] == pytest.approx(expected, rel=1e-5)
 
 
-def test_restricted_models_are_references_trained_on_the_same_data():
+def test_restricted_models_are_references_trained_on_other_sequences_of_the_same_chain():
     task = Minimal(config("d=6", "T=5", "steps=20", "batch_size=32", "compare=contexts"))
     references = task.references()
     assert list(references) == ["c=2", "c=4", "c=6"]
@@ -133,10 +134,13 @@ def test_restricted_models_are_references_trained_on_the_same_data():
     state = torch.get_rng_state()
     found = references["c=2"](batch)
     assert torch.equal(state, torch.get_rng_state())
-    alone = Minimal(config("d=6", "T=5", "steps=20", "batch_size=32", "context=2"))
+    alone = Minimal(config("d=6", "T=5", "steps=20", "batch_size=32", "context=2"), derive(task.seed, "references"))
+    alone.process = task.process
     expected = alone.logits(trained(alone)(alone.inputs(batch))).log_softmax(-1)
     assert torch.allclose(found, expected) and not found.requires_grad
     assert torch.equal(found, references["c=2"](batch))
+    itself = task.logits(trained(task)(task.inputs(batch))).log_softmax(-1)
+    assert not torch.allclose(references["c=6"](batch), itself, atol=1e-3)  # another start, so no twin of the run
     windows = Minimal(config("d=6", "T=5", "steps=2", "batch_size=32", "compare=windows")).references()
     assert windows["c=4"](batch).shape == (16, 5, 6)
 

@@ -11,7 +11,6 @@ import torch
 from stagelens import load, run
 from stagelens.base.seeds import generator
 from stagelens.experiments.training import Training
-from stagelens.testing import check_task_device
 from stagelens_rich.config import HighDimConfig, RichToyConfig
 from stagelens_rich.data.toy import induction_head, mixed_target, sample_tokens
 from stagelens_rich.model import MixedTransformer
@@ -83,20 +82,6 @@ def test_boolean_tokens_are_signs_in_equal_numbers():
     assert set(x.unique().tolist()) == {-1.0, 1.0} and abs(x.mean()) < 0.03
 
 
-@pytest.mark.parametrize(
-    "task",
-    [
-        RichToy(RichToyConfig(**SMALL)),
-        RichToy(RichToyConfig(**SMALL, tokens="boolean")),
-        HighDim(HighDimConfig(**SMALL, D=3)),
-        HighDim(HighDimConfig(**SMALL, D=3, exact=False, optimizer="gd")),
-    ],
-    ids=["toy", "boolean", "exact", "sampled"],
-)
-def test_it_runs_on_any_device(task):
-    check_task_device(task)
-
-
 def test_each_stage_trains_its_own_layer():
     training = Training(RichToy(RichToyConfig(**SMALL, steps=4, first_steps=2, first_lr=10.0)))
     states = [{name: p.detach().clone() for name, p in training.model.named_parameters()}]
@@ -129,6 +114,26 @@ def test_exact_and_sampled_gradients_agree_in_many_dimensions():
         second = model.second
         found.append((loss.item(), second.p.grad.item(), second.w_V1.grad.item(), second.w_V2.grad.item()))
     assert found[0] == pytest.approx(found[1], rel=0.04)
+
+
+def test_vectors_are_the_diagonals_of_matrices():
+    """The same output, closed form and gradients of what both have."""
+    vector, matrix = (
+        HighDim(HighDimConfig(L=12, D=5, weights=kind, sigma_init=0.3, optimizer="gd")) for kind in ("vector", "matrix")
+    )
+    one, other = vector.build_model(), matrix.build_model()
+    assert one.second.W_Q.shape == (5,) and one.second.W_Q.norm().item() == pytest.approx(0.3, rel=1e-5)
+    with torch.no_grad():
+        other.second.W_Q.copy_(one.second.W_Q.diag())
+        other.second.W_K.copy_(one.second.W_K.diag())
+        batch = vector.sample(7, generator(0))
+        assert torch.allclose(one(batch), other(batch), atol=1e-6)
+        conserved = [next(iter(task.conserved(model).values())) for task, model in ((vector, one), (matrix, other))]
+    for task, model in ((vector, one), (matrix, other)):
+        task.loss(model, None).backward()
+    assert vector.loss(one, None).item() == pytest.approx(matrix.loss(other, None).item(), rel=1e-5)
+    assert torch.allclose(one.second.W_Q.grad, other.second.W_Q.grad.diag(), rtol=1e-4, atol=1e-8)
+    assert conserved[0].item() == pytest.approx(conserved[1].item(), rel=1e-4)
 
 
 @pytest.fixture(scope="module")

@@ -130,7 +130,7 @@ def test_a_folder_names_the_file_that_is_no_text(tmp_path):
 def test_wikitext_without_its_package_says_what_to_install(cli, monkeypatch):
     monkeypatch.setitem(sys.modules, "datasets", None)  # as if it were not installed
     said = cli("run", "rich/text", "--preset", "paper")
-    assert said.code == 2 and "pip install 'stagelens[text]'" in said.complaint
+    assert said.code == 2 and "pip install datasets" in said.complaint
 
 
 def test_wikitext_without_a_network_says_so(monkeypatch, tmp_path):

@@ -12,25 +12,31 @@ import inspect
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from stagelens.base import StagelensError, content_name, make_folder
+from stagelens.claims.claim import largest_budget
 
 if TYPE_CHECKING:
     from stagelens.experiments import Experiment
     from stagelens.host import Host
     from stagelens.runs import Run
 
+V = TypeVar("V")
+FIRST_SEED = 10  # claims judge on the seeds 10, 11, 12, ...; the seeds below are for finding settings
 CACHE_ENVIRONMENT = "STAGELENS_CACHE"
 # Modules and directories of a package on which the numbers of a run do not depend. All others enter the cache key, new
 # ones too. A test runs every task without a report, and fails if that imports one of these.
 NO_PART_IN_RUNS = frozenset({"claims", "figures", "report", "testing", "cli"})  # also `text_claims`
 # The rooms of the toolkit that only use finished runs. In a plugin, a run may depend on a file of such a name.
 NO_PART_IN_RUNS_HERE = NO_PART_IN_RUNS | {"api", "comparing", "integrations", "sweeps"}
+# Those that only show verdicts.
+NO_PART_IN_VERDICTS = frozenset({"figures", "report", "testing", "cli", "api", "integrations"})
 
 Watch = Callable[[str, float, float], None]  # (what is run, step, steps)
 
@@ -48,12 +54,16 @@ def cache_folder(given: str | Path | None = None) -> Path:
 
 @dataclass(frozen=True)
 class Lab:
-    """Gives a claim its runs. `seeds` are the seeds to use, `budget` is the preset of the runs."""
+    """Gives a claim its runs.
+
+    `seeds` are the seeds to use. `budget` names the preset of the runs; if a task has no preset of that name, the one
+    of the next smaller budget is used.
+    """
 
     host: Host
     cache: Path
     budget: str = "quick"
-    seeds: tuple[int, ...] = (0, 1, 2)
+    seeds: tuple[int, ...] = tuple(range(FIRST_SEED, FIRST_SEED + 3))
     watch: Watch | None = None
     _opened: dict[Path, Run] = field(default_factory=dict)
 
@@ -72,7 +82,7 @@ class Lab:
         from stagelens.runs import load
         from stagelens.training import run
 
-        preset = preset or self.budget
+        preset = preset or self._preset(task)
         folder = self.cache / "runs" / self._name(task, settings or {}, seed, preset, probes)
         if folder in self._opened:
             return self._opened[folder]
@@ -111,7 +121,21 @@ class Lab:
 
     def with_seeds(self, count: int) -> Lab:
         """Returns this lab, with the same cache, for a claim that needs `count` seeds."""
-        return replace(self, seeds=tuple(range(count)))
+        return replace(self, seeds=tuple(range(FIRST_SEED, FIRST_SEED + count)))
+
+    def of_budget(self, values: Mapping[str, V]) -> V:
+        """Returns the value of the lab's budget; if `values` has none, that of the next smaller budget.
+
+        steps = lab.of_budget({"quick": 400, "long": 20_000})
+        """
+        found = largest_budget(self.budget, values)
+        if found is None:
+            raise StagelensError(f"no value for budget {self.budget!r} or a smaller one: there are {', '.join(values)}")
+        return values[found]
+
+    def _preset(self, task: str | type[Experiment]) -> str:
+        kind = self.host.task(task).load() if isinstance(task, str) else task
+        return largest_budget(self.budget, kind.presets) or self.budget
 
     def _progress(self, task: str | type[Experiment], seed: int) -> Callable[[float, float, float | None], None] | None:
         watch = self.watch
@@ -134,7 +158,7 @@ class Lab:
         from stagelens.runs import versions
 
         kind = self.host.task(task).load() if isinstance(task, str) else task
-        used = probes or getattr(kind, "probes", None) or [name for name, ref in self.host.probes if ref.default]
+        used = self.host.probe_names(probes, getattr(kind, "probes", None))
         makers = [kind, *(self.host.probes[name].load() for name in used)]
         depends_on = {
             "task": kind.id,
@@ -160,7 +184,8 @@ def source_of(kind: type[Any]) -> Path:
     """Returns the directory of the package that defines `kind`, or its file if it is not in a package."""
     package = kind.__module__.partition(".")[0]
     if "." in kind.__module__ or package == getattr(sys.modules[kind.__module__], "__package__", None):
-        return find_source(package)
+        with suppress(StagelensError):  # a directory of tests is no package with a source of its own
+            return find_source(package)
     return Path(inspect.getfile(kind))
 
 
@@ -180,6 +205,29 @@ def digest_of(source: Path) -> str:
         name = file.relative_to(source).as_posix() if source.is_dir() else file.name
         digest.update(f"{name}\0".encode() + file.read_bytes())
     return digest.hexdigest()
+
+
+def verdict_digest(claim: type[Any], host: Host) -> str:
+    """Returns a digest of what the verdict of a claim depends on: the code of the claim and of what it uses.
+
+    The code of a class without source, as in a notebook, is this process' id.
+    """
+    from stagelens.base import digest
+    from stagelens.runs import versions
+
+    makers = [claim, *(host.probes[name].load() for name in host.probe_names(None, None))]
+    sources, code = {find_source("stagelens")}, {}
+    for maker in makers:
+        try:
+            sources.add(source_of(maker))
+        except OSError:
+            code[maker.__qualname__] = f"process {os.getpid()}"
+    for source in sources:
+        for file in source.glob("**/*.py") if source.is_dir() else [source]:
+            path = file.relative_to(source.parent)
+            if path.with_suffix("").parts[1:2] not in [(name,) for name in NO_PART_IN_VERDICTS]:
+                code[path.as_posix()] = file.read_text(encoding="utf-8")
+    return digest({"code": code, "versions": versions()})
 
 
 def run_files(source: Path) -> list[Path]:

@@ -10,9 +10,11 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from stagelens.base import StagelensError, UsageError, load_sealed, make_folder, save_sealed, unknown
-from stagelens.claims.claim import BUDGETS, Check, Claim, Result
-from stagelens.claims.lab import Lab, Watch, cache_folder
+from stagelens.base import StagelensError, UsageError, unknown
+from stagelens.claims.checks import Check
+from stagelens.claims.claim import BUDGETS, Claim, Result, largest_budget, verdict_of
+from stagelens.claims.lab import Lab, Watch, cache_folder, verdict_digest
+from stagelens.claims.verdicts import last_results, store
 
 if TYPE_CHECKING:
     from stagelens.host import ClaimRef, Host
@@ -54,8 +56,12 @@ def verify(
     watch: Watch | None = None,
     workers: int = 1,
     plugin_dirs: Sequence[str] = (),
+    resume: bool = False,
 ) -> Iterator[Result]:
     """Yields the verdict of each chosen claim when it is found, and stores it in the cache.
+
+    With `resume`, the verdicts that are in the cache come first, and only the other claims are verified. A verdict
+    counts if its budget and seeds are the same and no code that it depends on has changed. Errors do not count.
 
     Without `seeds`, each claim uses its own number. With more than one worker, claims are verified in parallel
     processes, which load the plugins themselves (also those of `plugin_dirs`) and share the cores. If two of them need
@@ -64,6 +70,9 @@ def verify(
     if budget not in BUDGETS:
         raise unknown("budget", budget, BUDGETS)
     folder = cache_folder(cache)
+    if resume:
+        chosen, found = _decided(chosen, Lab(host, folder, budget), seeds)
+        yield from found
     results = (
         _side_by_side(list(chosen), folder, budget, seeds, workers, plugin_dirs)
         if workers > 1
@@ -72,6 +81,27 @@ def verify(
     for result in results:
         store(result, folder)
         yield result
+
+
+def _decided(chosen: Iterable[Chosen], lab: Lab, seeds: int | None) -> tuple[list[Chosen], list[Result]]:
+    """Returns the claims that are still to be verified, and the verdicts of the others."""
+    remaining, found = [], []
+    for one in chosen:
+        stored = {result.id: result for result in last_results(one.plugin, lab.cache, lab.budget)}.get(one.ref.id)
+        if stored is not None and stored.verdict != "error" and _still_valid(stored, one, lab, seeds):
+            found.append(stored)
+        else:
+            remaining.append(one)
+    return remaining, found
+
+
+def _still_valid(stored: Result, chosen: Chosen, lab: Lab, seeds: int | None) -> bool:
+    try:
+        claim = _load(chosen.ref)
+    except Exception:  # `verify_claim` reports it
+        return False
+    wanted = seeds or seeds_of(claim, lab.budget)
+    return stored.seeds == wanted and stored.source == verdict_digest(type(claim), lab.host)
 
 
 def _one_by_one(chosen: Iterable[Chosen], lab: Lab, seeds: int | None) -> Iterator[Result]:
@@ -122,19 +152,19 @@ def verify_claim(chosen: Chosen, lab: Lab, seeds: int | None = None) -> Result:
     started = time.monotonic()
     checks: list[Check] = []
     claim: Claim | None = None
-    verdict, error, trace = "error", "", ""
+    verdict, error, trace, source = "error", "", "", ""
     try:
         claim = _load(chosen.ref)
+        source = verdict_digest(type(claim), lab.host)
+        seeds = seeds or seeds_of(claim, lab.budget)
         if BUDGETS.index(claim.budget) > BUDGETS.index(lab.budget):
             verdict = "needs budget"
         else:
-            for check in claim.checks(lab.with_seeds(seeds or claim.seeds)):
+            for check in claim.checks(lab.with_seeds(seeds)):
                 if not isinstance(check, Check):
                     raise TypeError(f"claim {claim.id} yielded {check!r}; expected a Check")
                 checks.append(check)
-            if not any(check.judged for check in checks):
-                raise StagelensError("the claim judged nothing; a claim cannot hold without a measurement")
-            verdict = "holds" if all(check.holds for check in checks) else "differs"
+            verdict = verdict_of(checks)
     except Exception as raised:
         error = " ".join(str(raised).split())
         error = error if isinstance(raised, StagelensError) else f"{type(raised).__name__}: {error}"
@@ -146,13 +176,33 @@ def verify_claim(chosen: Chosen, lab: Lab, seeds: int | None = None) -> Result:
         reference=claim.reference if claim else "",
         verdict=verdict,
         budget=lab.budget,
-        seeds=seeds or (claim.seeds if claim else 0),
+        seeds=seeds or 0,
         seconds=round(time.monotonic() - started, 3),
         checks=tuple(checks),
         error=error,
         traceback=trace,
         verified=datetime.now(UTC).isoformat(timespec="seconds"),
+        needs=what_decides(claim, lab.budget, checks) if claim and verdict == "needs budget" else "",
+        reason=claim.reason if claim and verdict == "differs" else "",
+        source=source,
     )
+
+
+def seeds_of(claim: Claim, budget: str) -> int:
+    """Returns the number of seeds of `claim` with `budget`."""
+    if isinstance(claim.seeds, int):
+        return claim.seeds
+    found = largest_budget(budget, claim.seeds)
+    return claim.seeds[found] if found else next(iter(claim.seeds.values()))
+
+
+def what_decides(claim: Claim, budget: str, checks: Sequence[Check]) -> str:
+    """Returns what would decide an undecided claim: a larger budget, and how many more runs."""
+    if not checks:
+        return f"--budget {claim.budget}"
+    more = next(check.needs for check in checks if check.verdict == "needs budget")
+    larger = BUDGETS[BUDGETS.index(budget) + 1 :]
+    return f"--budget {larger[0]}, or {more}" if larger else more
 
 
 def _load(ref: ClaimRef) -> Claim:
@@ -163,32 +213,3 @@ def _load(ref: ClaimRef) -> Claim:
     if claim.budget not in BUDGETS:
         raise unknown("budget", claim.budget, BUDGETS)
     return claim
-
-
-def last_results(plugin: str, cache: str | Path | None = None) -> list[Result]:
-    """Returns the results of `plugin` as last verified, by id; none if it never was."""
-    try:
-        kept = load_sealed(_stored_in(cache_folder(cache), plugin))
-        return [Result.from_dict(values) for values in kept["results"]]
-    except (OSError, ValueError, TypeError, KeyError):  # never verified, or by another version of stagelens
-        return []
-
-
-def store(result: Result, folder: Path) -> None:
-    """Stores `result` in place of the last one. `needs budget` does not replace another verdict."""
-    from filelock import FileLock
-
-    path = _stored_in(folder, result.plugin)
-    make_folder(path.parent, "give another --cache")
-    with FileLock(path.with_suffix(".lock")):
-        results = {kept.id: kept for kept in last_results(result.plugin, folder)}
-        if result.verdict != "needs budget":
-            results[result.id] = result
-        else:
-            results.setdefault(result.id, result)
-        save_sealed(path, {"results": [kept.to_dict() for kept in results.values()]})
-
-
-def _stored_in(folder: Path, plugin: str) -> Path:
-    name = "".join(c if c.isalnum() or c in "-_." else "-" for c in plugin)  # a manifest may contain any name
-    return folder / "verified" / f"{name}.json"
