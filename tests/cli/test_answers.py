@@ -140,3 +140,20 @@ def test_a_terminal_gets_tables_that_fit(monkeypatch, capsys) -> None:
     output.print_table(["run", "task"], [[LONG, "task"]], "a title")
     lines = re.sub(r"\x1b\[\d+m", "", capsys.readouterr().out).splitlines()
     assert len(lines) > 3 and max(map(len, lines)) <= 40
+
+
+def test_a_probe_is_described_in_a_terminal_and_in_json(cli):
+    answer = cli("probes", "induction", "--json").json
+    (reading,) = [one for one in answer["readings"] if one["name"] == "induction/prefix_matching"]
+    assert reading["dims"] == ["layer", "head"] and reading["range"] == "0 to 1"
+    assert reading["chance"] == "prefix_matching_chance" and reading["unit"] == "fraction"
+    shown = cli("probes", "head_ablation").out
+    assert "attn.hook_z" in shown and "2 per head" in shown and "--probes +head_ablation" in shown
+    assert "did you mean 'induction'" in cli("probes", "inducton").complaint
+
+
+def test_a_task_says_why_it_predicts_nothing_and_how_long_it_takes(cli):
+    shown = cli("tasks", "markov/full").out
+    assert "without predictions: the paper's theory is about" in shown and "add --time" in shown
+    timed = cli("tasks", "recall/flow", "--time", "--json").json
+    assert set(timed["seconds"]) == {"quick", "paper"} and 0 < timed["seconds"]["quick"] < 60

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.metadata
+import json
 import shutil
 import sqlite3
 
@@ -10,6 +11,8 @@ import numpy as np
 import pytest
 
 from kit.tasks import Regression, run
+from kit.tiny import host, task_ids
+from stagelens.experiments.config import is_model
 from stagelens.runs import checkpoint
 from stagelens.runs.manifest import FILE
 from stagelens.runs.store import FILE as TIMELINE
@@ -45,6 +48,32 @@ def test_tasks(cli):
     row = next(row for row in rows if row["id"] == "markov/minimal")
     assert (row["plugin"], row["presets"], row["default"]) == ("markov", ["quick", "paper"], True)
     assert "markov/minimal *" in cli("tasks").out
+
+
+@pytest.mark.parametrize("task_id", task_ids())
+def test_a_task_is_described_by_what_it_defines(cli, task_id):
+    described = cli("tasks", task_id, "--json").json
+    kind = host().task(task_id).load()
+    assert [key["key"] for key in described["keys"] if "." not in key["key"]] == [
+        name for name, field in kind.Config.model_fields.items() if not is_model(field.annotation)
+    ]
+    assert all(key["meaning"] and key["type"] for key in described["keys"])
+    for key in described["keys"]:
+        for preset, value in key["presets"].items():
+            assert "." in key["key"] or json.loads(json.dumps(kind.presets[preset][key["key"]])) == value
+    assert set(described["probes"]) <= {name for name, _ in host().probes}
+    out = cli("tasks", task_id).out
+    assert all(key["key"] in out and key["meaning"] in out for key in described["keys"])
+
+
+def test_the_bounds_that_are_shown_are_those_that_are_checked(cli):
+    keys = {key["key"]: key for key in cli("tasks", "markov/full", "--json").json["keys"]}
+    assert keys["steps"]["bounds"] == "≥ 1" and keys["dropout"]["bounds"] == "≥ 0, < 1"
+    assert keys["steps"]["presets"]["quick"] == host().task("markov/full").load().presets["quick"]["steps"]
+    kind = host().task("markov/full").load().Config
+    for key, bad in {"steps": 0, "dropout": 1.0, "lr": 0.0}.items():
+        with pytest.raises(ValueError, match=key):
+            kind(**{key: bad})
 
 
 def test_probes(cli):
@@ -190,8 +219,8 @@ def stagelens_register_tasks():
         (["run", "markov", "--bogus"], "No such option"),
         (["run"], "Missing argument 'TASK'"),
         (["rum"], "No such command 'rum'"),
-        (["--plugin-dir", "no/where", "tasks"], "plugin folder 'no/where' does not exist"),
-        (["--plugin-dir", "no/where", "plugins"], "plugin folder 'no/where' does not exist"),
+        (["--plugin-dir", "no/where", "tasks"], "plugin directory 'no/where' does not exist"),
+        (["--plugin-dir", "no/where", "plugins"], "plugin directory 'no/where' does not exist"),
         (["show", "nothing"], "unknown run 'nothing'"),
         (["show", "."], ". is not a run: it has no run.json"),
         (["show", ".."], ".. is not a run"),
@@ -265,5 +294,5 @@ def test_a_damaged_manifest_is_the_machines_fault(cli, copied):
 def test_a_file_in_place_of_the_runs_folder_is_the_machines_fault(cli, tmp_path):
     (tmp_path / "runs").write_text("mine")
     answer = cli("run", "markov", *QUICK)
-    assert answer.code == 3 and "give another folder with --runs" in answer.complaint
+    assert answer.code == 3 and "give another directory with --runs" in answer.complaint
     assert (tmp_path / "runs").read_text() == "mine"

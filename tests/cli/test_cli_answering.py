@@ -13,6 +13,7 @@ from kit.written_runs import STEPS, staircase, write_run
 from stagelens.base.errors import UsageError
 from stagelens.runs import load
 
+MOVES = {"loss": 700, "probe/early": 300}
 TIMES = (200, 600)
 CURVE = staircase(STEPS, TIMES, (3.0, 2.0, 1.0))
 
@@ -50,6 +51,24 @@ def test_stages_of_a_run(cli, runs):
     assert [stage["kind"] for stage in found["stages"]].count("plateau") == 3
     assert {"kind", "start", "end", "level", "drop", "name"} <= found["stages"][0].keys()
     assert [s["name"] for s in found["stages"] if s["kind"] == "transition"] == ["first", "second"]
+
+
+def test_stages_of_the_whole_model(cli, tmp_path):
+    rng = np.random.default_rng(0)
+    series = {name: staircase(STEPS, [at], [0, 1]) + 0.01 * rng.normal(size=len(STEPS)) for name, at in MOVES.items()}
+    write_run(tmp_path, "whole", series)
+    found = cli("stages", "whole", "--runs", tmp_path, "--joint", "--json").json
+    assert found["transitions"] == pytest.approx([300, 700], abs=10)
+    moved = [
+        [one["reading"] for one in stage["readings"]] for stage in found["stages"] if stage["kind"] == "transition"
+    ]
+    assert moved == [["probe/early"], ["loss"]]
+    shown = cli("stages", "whole", "--runs", tmp_path, "--joint").out
+    assert "stages of whole, all readings together" in shown
+    assert "probe/early" in shown
+    assert "leave out --metric" in cli("stages", "whole", "--runs", tmp_path, "--joint", "--metric", "loss").err
+    (tmp_path / "curve.csv").write_text("step,value\n0,1\n1,2\n")
+    assert "is a csv file; give a run" in cli("stages", tmp_path / "curve.csv", "--joint").err
 
 
 def test_stages_of_a_series_with_heads_state_how_it_was_reduced(cli, runs):

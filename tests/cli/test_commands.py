@@ -7,6 +7,7 @@ import html
 import json
 import re
 import shlex
+import shutil
 from pathlib import Path
 
 import pytest
@@ -63,10 +64,12 @@ def test_printed_commands_run(cli, tmp_path, checkpoints) -> None:
         write_run(tmp_path / "runs", name, {"loss": curve})
     (tmp_path / "losses.csv").write_text("step,loss\n0,3\n1,2\n2,1\n3,1\n")
     checkpoints.rename(tmp_path / "my_training")
+    shutil.copytree(tmp_path / "my_training", tmp_path / "DIRECTORY")
     none = ["--budget", "none"]
     more = {"run": [*CHEAP, "--device", "cpu"], "sweep": ["--dry-run"], "verify": none, "figure": none}
     for command in commands:
-        words = shlex.split(command.split(" && ")[0])[1:]
+        known = command.replace("TASK", "markov").replace("PROBE", "induction").replace("KEY=VALUE", "steps=12")
+        words = shlex.split(known.split(" && ")[0])[1:]
         answer = cli(*words, *more.get(words[0], []))
         if words[0] == "verify":
             assert "unknown budget 'none'" in answer.complaint and choose(make_host(), words[1:2], words[3:4])

@@ -50,11 +50,32 @@ def test_the_same_seed_twice_does_not_count_twice(tmp_path):
     assert [group.name for group in sl.compare(["a", "b", "a"], folder=tmp_path).groups] == ["a", "b"]
 
 
-def test_a_group_has_the_mean_and_the_extremes_of_its_seeds(tmp_path):
-    for seed in (0, 1, 2):
-        write_run(tmp_path, str(seed), {"loss": STEPS * 0.0 + seed}, seed=seed)
+def test_a_group_has_the_median_and_the_extremes_of_its_seeds(tmp_path):
+    for seed, level in enumerate((0, 1, 8)):
+        write_run(tmp_path, str(seed), {"loss": STEPS * 0.0 + level}, seed=seed)
     (curve,) = sl.compare(["0", "1", "2"], folder=tmp_path).curves
-    assert set(curve.middle) == {1.0} and set(curve.low) == {0.0} and set(curve.high) == {2.0}
+    assert set(curve.middle) == {1.0} and set(curve.low) == {0.0} and set(curve.high) == {8.0}
+
+
+def test_the_line_of_seeds_that_fall_at_different_steps_falls_once(tmp_path):
+    for seed, at in enumerate((200, 400, 700)):
+        write_run(tmp_path, str(seed), {"loss": np.where(at > STEPS, 3.0, 1.0)}, seed=seed)
+    (curve,) = sl.compare(["0", "1", "2"], folder=tmp_path).curves
+    assert set(np.round(curve.middle[np.abs(curve.x - 400) > 10], 6)) == {1.0, 3.0}  # a mean has two more levels
+    assert curve.middle[curve.x > 410].max() == 1 and curve.middle[curve.x < 390].min() == 3
+
+
+def test_a_figure_explains_its_lines_and_has_the_axes_that_are_asked_for(runs, tmp_path):
+    comparison = sl.compare(["seed0", "seed1", "other"], folder=runs)
+    figure = comparison.figure(logx=True, logy=True)
+    assert {axis.get_xscale() for axis in figure.axes} == {axis.get_yscale() for axis in figure.axes} == {"log"}
+    entries = [text.get_text() for text in figure.legends[0].get_texts()]
+    assert entries == ["made/up, 2 seeds", "other", "thin vertical lines: transitions"]
+    assert comparison.figure().axes[0].get_yscale() == "linear"
+    by_loss = sl.compare(["seed0", "other"], align="loss", folder=runs).figure()
+    assert "a straight line: it is the axis" in by_loss.axes[0].get_ylabel()
+    with pytest.raises(UsageError, match=r"--logx and --logy are for png and svg figures, and '.*html' was given"):
+        comparison.save(tmp_path / "a.html", logy=True)
 
 
 @pytest.mark.parametrize("align", ["step", "fraction", "loss", "stage"])
@@ -219,7 +240,8 @@ def test_the_picture_has_a_line_per_group_and_a_panel_per_series(runs):
     figure = sl.compare(["seed0", "seed1"], ["loss", "s"], folder=runs).figure()
     assert [axis.get_ylabel() for axis in figure.axes] == ["loss", "s/entropy\n(mean over head)"]
     assert figure.axes[-1].get_xlabel() == "training step"
-    assert [text.get_text() for text in figure.legends[0].get_texts()] == ["made/up, 2 seeds"]
+    entries = [text.get_text() for text in figure.legends[0].get_texts()]
+    assert entries == ["made/up, 2 seeds", "thin vertical lines: transitions"]
 
 
 def test_the_axis_of_steps_says_where_flows_are_among_them(runs):

@@ -6,7 +6,7 @@ import torch
 from transformer_lens import HookedRootModule
 
 from stagelens import Check, Claim, ClaimRef, Task, hookimpl
-from stagelens.claims import at_most, equal, in_every_seed
+from stagelens.claims import at_most, equal, in_every_seed, on_average
 
 
 class Line(HookedRootModule):
@@ -82,6 +82,23 @@ class Empty(Claim):
         return []
 
 
+class Wide(Claim):
+    """The mean of 1 and 3 has an interval of +-12.7, that of 1, 3, 1, 3 of +-1.8."""
+
+    id, title, seeds = "T8", "a mean that two seeds do not decide", {"quick": 2, "long": 4}
+
+    def checks(self, lab):
+        yield on_average(at_most, "mean", {seed: 1 + 2 * (seed % 2) for seed in lab.seeds}, 9.0, "Fig. 4")
+
+
+class Identity(Claim):
+    id, title, reason = "T9", "an identity that fails", "reading: two is not three"
+
+    def checks(self, lab):
+        yield equal("evidence", 1, 1, "Fig. 5")
+        yield equal("identity", 2, 3, "Eq. 1", sanity=True)
+
+
 @hookimpl
 def stagelens_register_tasks():
     return [Fit]
@@ -89,5 +106,5 @@ def stagelens_register_tasks():
 
 @hookimpl
 def stagelens_register_claims():
-    written = [ClaimRef.of(claim) for claim in (Falls, FallsToZero, Large, Raises, Unmeasured, Empty)]
+    written = [ClaimRef.of(claim) for claim in (Falls, FallsToZero, Large, Raises, Unmeasured, Empty, Wide, Identity)]
     return [*written, ClaimRef("T7", "a claim that is not where it should be", "claims_plugin:Nowhere")]

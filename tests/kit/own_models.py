@@ -144,12 +144,33 @@ def hugging_face(kind: str, attention: str = "sdpa", seed: int = 0) -> Any:
                 d_model=WIDTH, d_kv=8, d_ff=64, num_layers=LAYERS, num_heads=HEADS, vocab_size=VOCAB, pad_token_id=0
             )
         ),
+        "mistral": lambda: transformers.MistralForCausalLM(
+            transformers.MistralConfig(**sizes, num_key_value_heads=2, sliding_window=5)
+        ),
+        "gemma": lambda: transformers.GemmaForCausalLM(
+            transformers.GemmaConfig(**sizes, num_key_value_heads=1, head_dim=8)
+        ),
+        "gemma2": lambda: transformers.Gemma2ForCausalLM(
+            transformers.Gemma2Config(**sizes, num_key_value_heads=2, head_dim=8)
+        ),
+        "opt": lambda: transformers.OPTForCausalLM(
+            transformers.OPTConfig(
+                num_hidden_layers=LAYERS,
+                num_attention_heads=HEADS,
+                hidden_size=WIDTH,
+                word_embed_proj_dim=WIDTH,
+                ffn_dim=64,
+                vocab_size=VOCAB,
+                max_position_embeddings=64,
+            )
+        ),
         "headless": lambda: transformers.LlamaModel(transformers.LlamaConfig(**sizes)),
         "gpt_oss": lambda: transformers.GptOssForCausalLM(
             transformers.GptOssConfig(**sizes, num_key_value_heads=2, head_dim=8, num_local_experts=4)
         ),
         "bert": lambda: transformers.BertForMaskedLM(transformers.BertConfig(**sizes)),
+        "electra": lambda: transformers.ElectraForMaskedLM(transformers.ElectraConfig(**sizes, embedding_size=16)),
     }
     model = makers[kind]()
-    model.set_attn_implementation("eager" if kind in ("t5", "gpt_oss") else attention)
+    model.set_attn_implementation("eager" if kind in ("t5", "gpt_oss", "gemma2") else attention)
     return model.eval()

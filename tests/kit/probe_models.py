@@ -131,3 +131,39 @@ def omissions(model: Any, probe: str, batch: Any = 0, **options: Any) -> tuple[s
     assert not recorder.problems and probe in recorder.probes, (recorder.problems, recorder.skipped)
     given = {r.name.partition("/")[2] for r in readings if "/" in r.name}
     return given, {name.removeprefix(f"{probe}/"): reason for name, reason in recorder.skipped.items()}
+
+
+def induction_circuit(V: int, P: int, sharp: float = 1e4) -> Any:
+    """Returns a model of V tokens and P positions. Its residual stream is [token, position, previous
+    token], each one-hot.
+
+    Attention scores are 0 or so large (`sharp`) that softmax is one-hot to the last digit.
+    Layer 0: head 0 attends to the previous position and writes its token; head 1 attends to equal tokens.
+    Layer 1: head 0 attends to where the previous token equals this one, and copies the token there (induction);
+    head 1 attends alike to all and writes minus the tokens it reads.
+    """
+    model = transformer(
+        n_layers=2, n_heads=2, d_model=2 * V + P, d_head=P, n_ctx=P, d_vocab=V, d_mlp=None, normalization="none"
+    )
+    token, position, previous = slice(0, V), slice(V, V + P), slice(V + P, 2 * V + P)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.zero_()
+        model.embed.W_E[:, token] = torch.eye(V)
+        model.pos_embed.W_pos[:, position] = torch.eye(P)
+        model.unembed.W_U[token] = torch.eye(V)
+        first, second = (block.attn for block in model.blocks)
+        first.W_Q[0, position] = sharp * torch.eye(P).roll(1, 0)  # position i asks for i - 1
+        first.W_Q[0, V] = 0  # position 0 has none before it, and attends to itself
+        first.W_K[0, position] = torch.eye(P)
+        first.W_V[0, token, :V] = torch.eye(V)
+        first.W_O[0, :V, previous] = torch.eye(V)
+        first.W_Q[1, token, :V] = sharp * torch.eye(V)
+        first.W_K[1, token, :V] = torch.eye(V)
+        second.W_Q[0, token, :V] = sharp * torch.eye(V)
+        second.W_K[0, previous, :V] = torch.eye(V)
+        second.W_V[0, token, :V] = torch.eye(V)
+        second.W_O[0, :V, token] = 10 * torch.eye(V)
+        second.W_V[1, token, :V] = torch.eye(V)
+        second.W_O[1, :V, token] = -torch.eye(V)
+    return model

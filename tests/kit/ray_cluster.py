@@ -10,7 +10,7 @@ import pytest
 
 @pytest.fixture(autouse=True)
 def installed():
-    pytest.importorskip("ray", reason="ray is not installed: pip install 'stagelens[ray]'")
+    pytest.importorskip("ray", reason="ray is not installed: pip install ray")
 
 
 @pytest.fixture(scope="module")

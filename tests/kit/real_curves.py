@@ -21,7 +21,7 @@ class Labelled:
     steps: Array  # [point]
     values: Array  # [point]
     transitions: list[Window] | None  # None: the eye cannot tell
-    optional: list[Window]  # one more transition may be found in each, or not
+    optional: list[Window]  # further transitions may be found in each, or not
 
     def agrees(self, found: Sequence[float]) -> bool:
         """True if exactly one found time lies in each window, and no other lies outside the optional ones."""
@@ -31,7 +31,7 @@ class Labelled:
 
 
 def labelled(split: str) -> list[Labelled]:
-    """Returns the curves of a split, "tuning" or "hold-out", whose transitions are plain to the eye."""
+    """Returns the curves of a split, "development" or "hold-out", whose transitions are plain to the eye."""
     labels = json.loads((FOLDER / "labels.json").read_text())["curves"]
     with np.load(FOLDER / "curves.npz") as file:
         return [

@@ -56,10 +56,10 @@ def once(name: str, make: Callable[[Path], Any]) -> Path:
 
 
 def stored_run(train: Callable[..., sl.Run]) -> Callable[..., sl.Run]:
-    """`sl.run` that trains no registered task twice in a session.
+    """`sl.run` that trains no registered task twice in a session, and draws the figures of a run once.
 
-    It puts a copy of the store's run where the new run belongs and resumes it. A resumed run that is finished trains
-    nothing; its summary, problems, figures and report are made as always.
+    It puts a copy of the store's run where the new run belongs. The first time, the real `sl.run` resumes the copy,
+    which trains nothing and makes its summary, problems, figures and report; these are copied with the run later.
     """
 
     @wraps(train)
@@ -68,10 +68,19 @@ def stored_run(train: Callable[..., sl.Run]) -> Callable[..., sl.Run]:
         if not isinstance(task, str) or asked - STORABLE or _plugins(options.get("host") or host()) != _plugins(host()):
             return train(task, **options)
         try:
-            place(task, **options)
+            trained, target = found(task, **options)
         except UsageError:  # the real call reports it
             return train(task, **options)
-        return train(task, **options | {"resume": True})
+        if target.exists() or not options.get("report", True):
+            place(trained, target)
+            return train(task, **options | {"resume": True})
+
+        def report(to: Path) -> None:
+            place(trained, to)
+            train(task, **options | {"resume": True, "runs": to.parent, "name": to.name})
+
+        place(once(f"reported/{trained.name}/{target.name}", report), target)
+        return sl.load(target, host=options.get("host"))
 
     return run
 
@@ -80,7 +89,7 @@ def _plugins(of: Host) -> set[str]:
     return {name for name, _ in of.manager.list_name_plugin()}
 
 
-def place(
+def found(
     task: str,
     *,
     preset: str = "quick",
@@ -90,18 +99,24 @@ def place(
     runs: Any = None,
     name: str | None = None,
     **_: Any,
-) -> None:
-    """Copies the store's run of these arguments to the folder that `sl.run` would write it to, if that is free."""
+) -> tuple[Path, Path]:
+    """The folder of the store's run of these arguments, and the folder that `sl.run` would write it to."""
     given = dict(one.split("=", 1) for one in settings) if not isinstance(settings, dict) else settings
-    found = lab().run(task, given, seed, preset=preset, probes=probes)
-    kind = found.manifest.task.replace("/", "-")
+    done = lab().run(task, given, seed, preset=preset, probes=probes)
+    kind = done.manifest.task.replace("/", "-")
     target = Path(runs or os.environ.get("STAGELENS_RUNS", "runs")) / (name or f"{kind}-{preset}-seed{seed}")
+    return done.folder, target
+
+
+def place(folder: Path, target: Path) -> None:
+    """Copies the run in `folder` to `target`, if that is free."""
     if not target.exists():
-        shutil.copytree(found.folder, target)
+        shutil.copytree(folder, target)
 
 
 def reuse() -> None:
     """Makes `sl.run` of this process reuse the store, until the process ends; a notebook's kernel calls it."""
     import stagelens.api
 
-    stagelens.api.run = sl.run = stored_run(stagelens.api.run)
+    train = getattr(stagelens.api.run, "__wrapped__", stagelens.api.run)  # it may be called twice in a process
+    stagelens.api.run = sl.run = stored_run(train)

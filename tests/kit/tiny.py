@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch.utils._pytree import tree_map_only
 
 import stagelens as sl
 from kit.store import host, once
 from stagelens.experiments import Training, as_settings, make_config
+from stagelens.experiments.batches import map_tensors
 
 STEPS = 6
 POINTS = 16
@@ -49,10 +50,13 @@ def tiny_settings(task_id: str) -> dict[str, Any]:
     return length | SETTINGS.get(task_id, {})
 
 
-def tiny_task(task_id: str, kind: type[Any] | None = None, seed: int = 0) -> Any:
-    """The tiny task itself; `kind` is its class or a variant of it."""
+def tiny_task(
+    task_id: str, kind: type[Any] | None = None, seed: int = 0, settings: Mapping[str, Any] | None = None
+) -> Any:
+    """The tiny task itself; `kind` is its class or a variant of it, and `settings` are further ones."""
     kind = kind or host().task(task_id).load()
-    return kind(make_config(kind.Config, kind.presets, "quick", as_settings(tiny_settings(task_id))), seed)
+    given = as_settings(tiny_settings(task_id) | dict(settings or {}))
+    return kind(make_config(kind.Config, kind.presets, "quick", given), seed)
 
 
 def trained(task: sl.Task, steps: int = STEPS) -> list[dict[str, torch.Tensor]]:
@@ -115,7 +119,7 @@ def in_float64(kind: type[sl.Task]) -> type[sl.Task]:
 
 
 def _cast(batch: Any) -> Any:
-    return tree_map_only(torch.Tensor, lambda t: t.double() if t.is_floating_point() else t, batch)
+    return map_tensors(lambda tensor: tensor.double() if tensor.is_floating_point() else tensor, batch)
 
 
 def _stem(task_id: str) -> str:

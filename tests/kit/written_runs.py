@@ -26,13 +26,14 @@ def staircase(steps: Any, at: Sequence[float], levels: Sequence[float], width: f
 
 
 def measurements(steps: Any, series: dict[str, Any]) -> list[Measurement]:
-    """`series` is {name: values [step]}, or {name: (values [step, ...], dims)} or (values, dims, labels)."""
+    """`series` is {name: values [step]}, or {name: (values [step, ...], dims)}, with labels or coords."""
     made = []
     for index, step in enumerate(steps):
         readings = []
         for name, given in series.items():
             values, dims, labels = (*given, (), ())[:3] if isinstance(given, tuple) else (given, (), ())
-            readings.append(Reading(name, np.asarray(values)[index], dims, labels=labels))
+            more = {"coords": labels} if isinstance(labels, dict) else {"labels": labels}
+            readings.append(Reading(name, np.asarray(values)[index], dims, **more))
         made.append(pack(float(step), readings))
     return made
 

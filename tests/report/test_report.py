@@ -145,11 +145,11 @@ def test_the_report_of_a_training_holds_what_it_should(trained):
         assert f"<h2>{heading}</h2>" in page
     assert "stagelens.run(Repeats, preset=" in page  # no plugin brings it, so no command can
     assert trained.manifest.versions["torch"] in page
-    for name in ("loss", "probes", "attention"):
+    for name in ("overview", "loss", "probes", "attention"):
         for ending in ("png", "svg"):
             assert (trained.folder / "figures" / f"{name}.{ending}").stat().st_size > 1000
     drawn = {file.stem for file in (trained.folder / "figures").glob("*.png")}
-    assert drawn == {"loss", "probes", "attention"}
+    assert drawn == {"overview", "loss", "specialization", "probes", "attention", "stages", "trajectory"}
     shown = re.findall(r'<img [^>]*src="data:image/png;base64,([^"]*)"', page)
     files = [(trained.folder / "figures" / f"{name}.png").read_bytes() for name in drawn]
     assert sorted(map(base64.b64decode, shown)) == sorted(files)
@@ -217,7 +217,7 @@ def test_claims_are_shown_where_they_were_verified(grown):
         "reference": "Fig. 1",
         "holds": False,
     }
-    page = report_page(grown, claims=[{"id": "T1", "verdict": "differs", "checks": [check]}])
+    page = report_page(grown, claims=[{"id": "T1", "verdict": "differs", "checks": [check | {"sanity": False}]}])
     assert "<h2>Claims</h2>" in page and 'class="differs">differs' in page and "Fig. 1" in page
     assert "<h2>Claims</h2>" not in report_page(grown)
 

@@ -12,10 +12,11 @@ from stagelens.report import write_comparison, write_report
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from stagelens.experiments import Experiment
+    from stagelens.experiments import Experiment, Prediction
     from stagelens.host import Host
     from stagelens.runs import Notify, Run
-    from stagelens.training import Ensemble, Page, Progress, Series
+    from stagelens.timelines import Timeline
+    from stagelens.training import Ensemble, Page, Progress
 
 
 def run(
@@ -50,7 +51,8 @@ def run(
         name: The run's name. A second run without a name is called `NAME-2`.
         resume: Continue the run of this name or, without a name, of the same task, config and seed. If there is none,
             a new one starts.
-        probes: Names of probes. Default: the task's own.
+        probes: Names of probes. They select: only these run. `+NAME` adds to the usual ones, `all` means every probe.
+            Default: the usual ones, which are the default probes and those that the task adds.
         host: The plugins. Default: all that are installed.
         progress: Called with (step, steps, loss or None), at most ten times a second.
         report: Write figures and the HTML report.
@@ -134,29 +136,98 @@ def run_ensemble(
     )
 
 
-def probe_series(
-    series: Series,
+def probe_checkpoints(
+    checkpoints: str | Path | Sequence[str | Path] = (),
     *,
+    hub: str | None = None,
+    revisions: Sequence[str] = (),
     probes: Sequence[str] | None = None,
-    batch: Tensor | None = None,
-    batch_name: str = "the given batch",
+    text: str | Path | None = None,
+    batch: Tensor | str | Path | None = None,
+    sequences: int | None = None,
+    length: int | None = None,
+    every: int = 1,
+    first: int = 0,
+    last: int | None = None,
+    jobs: int = 1,
     runs: str | Path | None = None,
     name: str | None = None,
     host: Host | None = None,
+    plugin_dirs: Sequence[str] = (),
     progress: Progress | None = None,
     report: bool = True,
 ) -> Run:
-    """Measures saved checkpoints one after the other and writes a run with its report; see `stagelens probe`."""
-    return training.probe_series(
-        series,
+    """Measures saved checkpoints and writes a run with stages, figures and an HTML report.
+
+        run = sl.probe_checkpoints("my_training", text="book.txt")
+        run = sl.probe_checkpoints(hub="EleutherAI/pythia-70m", revisions=["step1", "step512", "step143000"])
+
+    Args:
+        checkpoints: Checkpoints named by step, or a directory of them: `checkpoint-100/` of the Hugging Face Trainer or
+            `step1000/`, each with its config.json; or weights of a HookedTransformer next to one config.json.
+        hub: A repository on the Hugging Face hub instead.
+        revisions: Its branches, tags or commits, named by step. Default: `main`.
+        probes: Names of probes; `+NAME` adds to the default ones, and `all` means every probe.
+        text: A file of plain text to measure on. The tokenizer of the first checkpoint splits it.
+        batch: Tokens [sequence, position] to measure on, or a file with one such tensor. Without text and batch the
+            probes see random tokens; the loss and what is computed from it are then skipped.
+        sequences: How many sequences of text or random tokens. Default: 16, or as many as the text has.
+        length: Tokens in a sequence. Default: 256, or the model's context if that is shorter.
+        every: Take every n-th checkpoint.
+        first: The first step to take.
+        last: The last step to take.
+        jobs: How many processes measure checkpoints in parallel. Each has its fraction of the cores, and one model in
+            memory.
+        runs: The runs directory. Default: `$STAGELENS_RUNS`, else `runs`.
+        name: The run's name. Default: after the directory or the repository.
+        host: The plugins. Default: all that are installed.
+        plugin_dirs: Directories with plugins under development, which the other processes load too.
+        progress: Called with (checkpoints done, checkpoints, None), at most ten times a second.
+        report: Write figures and the HTML report.
+
+    The first checkpoint is measured before anything is written. If a later one cannot be read or has another
+    architecture, `run.warnings` gives the reason, the others are measured, and the run has the status `interrupted`.
+    """
+    return training.probe_checkpoints(
+        checkpoints,
+        hub=hub,
+        revisions=revisions,
         probes=probes,
+        text=text,
         batch=batch,
-        batch_name=batch_name,
+        sequences=sequences,
+        length=length,
+        every=every,
+        first=first,
+        last=last,
+        jobs=jobs,
         runs=runs,
         name=name,
         host=host,
+        plugin_dirs=plugin_dirs,
         progress=progress,
         page=write_report if report else None,
+    )
+
+
+def save_timeline(
+    timeline: Timeline,
+    name: str,
+    *,
+    runs: str | Path | None = None,
+    config: Any = None,
+    stage_names: Sequence[str] = (),
+    predictions: Sequence[Prediction] = (),
+) -> Run:
+    """Writes a timeline in memory as a run with its report; see `Timeline.save`."""
+    return training.save_timeline(
+        timeline,
+        name,
+        runs=runs,
+        config=config,
+        stage_names=stage_names,
+        predictions=predictions,
+        page=write_report,
     )
 
 

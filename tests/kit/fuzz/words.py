@@ -264,7 +264,7 @@ class Words:
             "results": ["shared", "returned", "lost"],
             "plugins": ["lines", "nothing"],
             "claim": ["T1", "T2", "T3", "T4", "T5", "T6", "T7", "M99"],
-            "budget": ["quick", "paper", "huge"],
+            "budget": ["quick", "long", "paper", "huge"],
             "cache": ["cache", "folder", "file"],
         }
         return known.get(name, [])

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from stagelens.cli import output
+from stagelens.cli.completing import complete_series
 from stagelens.cli.options import Json, RunArguments, Runs
 
 if TYPE_CHECKING:
@@ -24,12 +25,15 @@ def compare(
             "--probe",
             metavar="NAME",
             help="A series, PROBE/READING[dim=label], or a probe for all of its series; may be repeated.",
+            autocompletion=complete_series,
         ),
     ] = None,
     align: Annotated[str, typer.Option(help="The common axis: step, fraction, loss or stage.")] = "step",
     relative: Annotated[
         bool, typer.Option("--relative", help="Rescale each curve to its own range, for losses of different tasks.")
     ] = False,
+    logx: Annotated[bool, typer.Option("--logx", help="Draw a logarithmic x axis (png, svg).")] = False,
+    logy: Annotated[bool, typer.Option("--logy", help="Draw logarithmic y axes (png, svg).")] = False,
     to: Annotated[
         Path | None,
         typer.Option("-o", "--output", metavar="FILE", help="Write a figure or table: png, svg, html, csv, json."),
@@ -41,12 +45,13 @@ def compare(
 
     Example: stagelens compare RUN1 RUN2 --align stage -o both.png
     """
-    from stagelens.report import check_suffix, compare as compare_runs
+    from stagelens.report import check_axes, check_suffix, compare as compare_runs
 
     if to is not None:
         check_suffix(to)
+    check_axes(to, logx, logy)
     comparison = compare_runs(open_runs(run, runs), probe or (), align, relative=relative)
-    file = str(comparison.save(to)) if to is not None else None
+    file = str(comparison.save(to, logx=logx, logy=logy)) if to is not None else None
     if json:
         output.print_json(comparison.to_dict() | {"file": file})
         return

@@ -31,7 +31,10 @@ def figure(
         typer.Option("-o", "--output", metavar="DIR", help="The directory to write to, or a .png or .svg file."),
     ] = Path(),
     budget: Annotated[
-        str, typer.Option(help="Sizes of the runs; quick: a laptop, minutes; paper: the paper's own sizes, on a GPU.")
+        str,
+        typer.Option(
+            help="Sizes of the runs. quick: a laptop, minutes; long: two cores; paper: its own sizes, on a GPU."
+        ),
     ] = "quick",
     cache: Annotated[
         Path | None,

@@ -106,7 +106,7 @@ def main() -> None:
     """Runs the command line. A user's mistake becomes one line on stderr; a defect keeps its traceback."""
     try:
         with within_memory():
-            sys.exit(app(sys.argv[1:] or ["--help"], standalone_mode=False))
+            sys.exit(app(sys.argv[1:] or ["--help"], standalone_mode=False, prog_name="stagelens"))
     except _BadUsage as error:
         message, context = error.format_message(), error.ctx  # type: ignore[attr-defined]
         where = context.command_path if context else "stagelens"  # the parser's own errors have none

@@ -21,11 +21,11 @@ def new_plugin(
 
     It has a task, a probe, a claim, a figure and their tests.
 
-    Example: stagelens new-plugin my-paper && pip install -e my-paper && stagelens run my-paper
+    Example: stagelens new-plugin my-paper && stagelens --plugin-dir my-paper run my-paper
     """
     from stagelens.cli.skeleton import write_plugin
 
     state: State = context.obj
     files = [str(file) for file in write_plugin(name, into, {plugin.name for plugin in state.host.plugins})]
-    hint = f"\nTry it: pip install -e '{into / name}[dev]' && stagelens run {name} && pytest {into / name}"
+    hint = f"\nTry it: stagelens --plugin-dir {into / name} run {name}; test it: pytest {into / name}"
     output.answer({"plugin": name, "folder": str(into / name), "files": files}, "\n".join([*files, hint]), json)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from stagelens.cli import output
+from stagelens.cli.completing import complete_key, complete_probes, complete_run, complete_task
 
 if TYPE_CHECKING:
     from stagelens.host import Host
@@ -19,15 +20,29 @@ Runs = Annotated[
     Path | None, typer.Option(metavar="DIR", help="The runs directory (default: $STAGELENS_RUNS or 'runs').")
 ]
 TaskArgument = Annotated[
-    str, typer.Argument(metavar="TASK", help="A task's id, or a plugin's name for its default task.")
+    str,
+    typer.Argument(
+        metavar="TASK", help="A task's id, or a plugin's name for its default task.", autocompletion=complete_task
+    ),
 ]
-RunArgument = Annotated[str, typer.Argument(metavar="RUN", help="A run's name or path.")]
-RunArguments = Annotated[list[str], typer.Argument(metavar="RUN...", help="Names or paths of runs.")]
+RunArgument = Annotated[str, typer.Argument(metavar="RUN", help="A run's name or path.", autocompletion=complete_run)]
+RunArguments = Annotated[
+    list[str], typer.Argument(metavar="RUN...", help="Names or paths of runs.", autocompletion=complete_run)
+]
 Settings = Annotated[
-    list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Change a config key; may be repeated.")
+    list[str] | None,
+    typer.Option(
+        "--set", metavar="KEY=VALUE", help="Change a config key; may be repeated.", autocompletion=complete_key
+    ),
 ]
 Device = Annotated[str, typer.Option(help="auto, cpu, cuda, mps, ...")]
-Probes = Annotated[str | None, typer.Option(help="Probes, separated by commas (default: the task's).")]
+Probes = Annotated[
+    str | None,
+    typer.Option(
+        help="Probes, separated by commas: 'a,b' selects these, '+a' adds to the task's, 'all' means every probe.",
+        autocompletion=complete_probes,
+    ),
+]
 
 
 @dataclass

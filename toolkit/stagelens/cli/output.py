@@ -16,6 +16,7 @@ from stagelens.base import json_text
 INTERRUPTED = 130  # the exit code after Ctrl-C
 MOST = 2000  # characters of an error, which may list the known names
 WIDEST = 1_000_000  # characters of a table's line in a pipe or file
+GAP = 2  # blanks between two columns of a table
 
 _answers: TextIO | None = None  # where the answer goes while a command runs
 
@@ -85,7 +86,10 @@ def answer(document: Any, text: str, json: bool) -> None:
 
 
 def print_table(columns: Sequence[str], rows: Iterable[Sequence[Any]], title: str = "") -> None:
-    """Prints a table that fits the terminal. In a pipe or file each row is one line, so that `grep` finds it."""
+    """Prints a table that fits the terminal. In a pipe or file each row is one line, so that `grep` finds it.
+
+    Cells are wrapped between words. A word is divided only if the longest words of the columns do not fit side by side.
+    """
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
@@ -96,12 +100,30 @@ def print_table(columns: Sequence[str], rows: Iterable[Sequence[Any]], title: st
     if title:
         console.print(Text(visible(title), "table.title"))  # a plain str could hold rich's markup
     table = Table(box=None, pad_edge=False, header_style="bold")
-    for column in columns:
-        table.add_column(Text(visible(column)), overflow="fold")
-    for row in rows:
-        cells = [visible(show(value)) for value in row]
+    shown = [[visible(show(value)) for value in row] for row in rows]
+    widths = column_widths([visible(column) for column in columns], shown, console.width)
+    for column, width in zip(columns, widths, strict=True):
+        table.add_column(Text(visible(column)), overflow="fold", width=width)
+    for cells in shown:
         table.add_row(*(Text(cell if terminal else " ".join(cell.split("\n"))) for cell in cells))
     console.print(table)
+
+
+def column_widths(columns: Sequence[str], rows: Sequence[Sequence[str]], room: int) -> list[int | None]:
+    """Returns the width of each column so that no word is divided within `room` letters; None: as rich decides.
+
+    Each column has room for its longest word. What is left is shared out by how much wider its cells are.
+    """
+    from rich.cells import cell_len
+
+    texts = [[column, *cells] for column, *cells in zip(columns, *rows, strict=True)]
+    words = [max((cell_len(word) for text in cells for word in text.split()), default=0) for cells in texts]
+    full = [max((cell_len(line) for text in cells for line in text.split("\n")), default=0) for cells in texts]
+    left = room - GAP * (len(words) - 1) - sum(words)
+    more = [wide - word for wide, word in zip(full, words, strict=True)]
+    if left < 0 or sum(more) <= left:
+        return [None] * len(words)
+    return [word + left * extra // sum(more) for word, extra in zip(words, more, strict=True)]
 
 
 def show(value: Any) -> str:

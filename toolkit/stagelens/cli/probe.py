@@ -16,49 +16,78 @@ from stagelens.cli.show import show_summary
 def probe(
     context: typer.Context,
     checkpoints: Annotated[
-        list[Path], typer.Argument(metavar="CHECKPOINT...", help="Files named by step, or directories of them.")
-    ],
-    probes: Annotated[str | None, typer.Option(help="Probes, separated by commas (default: the default ones).")] = None,
+        list[Path] | None,
+        typer.Argument(metavar="[CHECKPOINT]...", help="Checkpoints named by step, or directories of them."),
+    ] = None,
+    hub: Annotated[
+        str | None, typer.Option(metavar="REPO", help="A repository on the Hugging Face hub, instead of checkpoints.")
+    ] = None,
+    revisions: Annotated[
+        str | None, typer.Option(help="Its revisions, named by step and separated by commas (default: main).")
+    ] = None,
+    probes: Annotated[
+        str | None,
+        typer.Option(help="Probes, separated by commas: 'a,b' selects these, '+a' adds to the default ones, or 'all'."),
+    ] = None,
+    text: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Text to measure on; the checkpoints' tokenizer splits it.")
+    ] = None,
     batch: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Tokens to measure on: a safetensors file with one tensor.")
+    ] = None,
+    sequences: Annotated[
+        int | None, typer.Option(min=1, help="How many sequences of text or random tokens (default: 16).")
+    ] = None,
+    length: Annotated[
+        int | None, typer.Option(min=2, help="Tokens in each of them (default: 256, or the model's context).")
     ] = None,
     every: Annotated[int, typer.Option(min=1, help="Take every n-th checkpoint.")] = 1,
     first: Annotated[int, typer.Option("--from", min=0, metavar="STEP", help="The first step to take.")] = 0,
     last: Annotated[int | None, typer.Option("--to", min=0, metavar="STEP", help="The last step to take.")] = None,
+    jobs: Annotated[int, typer.Option(min=1, help="Processes that measure checkpoints in parallel.")] = 1,
     runs: Runs = None,
     name: Annotated[str | None, typer.Option(help="The run's name (default: after the directory).")] = None,
     json: Json = False,
 ) -> None:
     """Make a timeline from saved checkpoints.
 
-    The checkpoints may be of any HookedTransformer. The run gets stages, figures and a report.
+    The checkpoints may be of Hugging Face language models, or of any HookedTransformer. The run gets stages, figures
+    and a report.
 
-    A directory contains config.json (`model.cfg.to_dict()`) and weights named by step, as safetensors or state dicts.
+    A directory contains checkpoint-100/, step1000/ and so on, each with config.json and weights. Of a HookedTransformer
+    it contains what `stagelens.models.save_checkpoint` writes: one config.json, and weights named by step.
 
     Example: stagelens probe my_training/ --probes induction,attention_sparsity
     """
     state: State = context.obj
-    for known in names(probes) or []:
-        state.host.probes[known]  # an unknown name is an error before anything heavy is imported
-    from stagelens.api import probe_series
-    from stagelens.training import find_series, load_batch
+    state.host.probe_names(names(probes))  # an unknown name is an error before anything heavy is imported
+    from stagelens.api import probe_checkpoints
 
-    series = find_series(checkpoints, every=every, first=first, last=last)
-    series.batch = str(batch or "")
-    with run_progress(f"{len(series.files)} checkpoints") as progress:
-        run = probe_series(
-            series,
+    with run_progress("checkpoints", "checkpoints") as progress:
+        run = probe_checkpoints(
+            checkpoints or (),
+            hub=hub,
+            revisions=names(revisions) or (),
             probes=names(probes),
-            batch=load_batch(batch) if batch else None,
-            batch_name=str(batch),
+            text=text,
+            batch=batch,
+            sequences=sequences,
+            length=length,
+            every=every,
+            first=first,
+            last=last,
+            jobs=jobs,
             runs=runs,
             name=name,
             host=state.host,
+            plugin_dirs=state.plugin_dirs,
             progress=progress,
         )
-    if not json:
+    if json:
+        for warning in run.warnings:
+            output.warn(warning)
+        output.print_json(run.summary())
+    else:
         show_summary(run)
-        return
-    for warning in run.warnings:
-        output.warn(warning)
-    output.print_json(run.summary())
+    if run.manifest.error:  # a checkpoint failed; the line is among the warnings
+        raise typer.Exit(1)

@@ -29,21 +29,21 @@ def _bars(*columns: Any) -> Bars:
 
 
 @contextmanager
-def run_progress(label: str) -> Iterator[Progress | None]:
-    """Shows a bar with loss, step rate and time left. The caller reports (step, steps, loss)."""
+def run_progress(label: str, unit: str = "steps") -> Iterator[Progress | None]:
+    """Shows a bar with loss, rate in `unit` and time left. The caller reports (step, steps, loss)."""
     if not output.is_terminal():
         yield None
         return
     from rich.progress import TimeElapsedColumn, TimeRemainingColumn
 
-    numbers = ("{task.completed:g}/{task.total:g}", "loss {task.fields[loss]}", "{task.fields[rate]}")
+    numbers = ("{task.completed:g}/{task.total:g}", "{task.fields[loss]}", "{task.fields[rate]}")
     with _bars(*numbers, TimeElapsedColumn(), "left", TimeRemainingColumn()) as bar:
         row = bar.add_task(label, total=None, loss="", rate="")
 
         def update(step: float, steps: float, loss: float | None) -> None:
             speed = bar.tasks[row].speed
-            rate = f"{speed:.0f} steps/s" if speed else ""
-            bar.update(row, completed=step, total=steps, loss="" if loss is None else f"{loss:.4g}", rate=rate)
+            rate = f"{speed:.0f} {unit}/s" if speed and speed >= 1 else ""
+            bar.update(row, completed=step, total=steps, loss="" if loss is None else f"loss {loss:.4g}", rate=rate)
 
         yield update
 

@@ -10,6 +10,7 @@ import typer
 from stagelens.base import UsageError
 from stagelens.cli import output
 from stagelens.cli.compare import show_comparison
+from stagelens.cli.completing import complete_preset
 from stagelens.cli.options import Device, Json, Probes, Runs, Settings, State, TaskArgument, names
 from stagelens.cli.output import INTERRUPTED, exit_with
 from stagelens.cli.progress import run_progress
@@ -25,7 +26,10 @@ def run(
     context: typer.Context,
     task: TaskArgument,
     preset: Annotated[
-        str, typer.Option(help="quick: a laptop, about a minute; paper: the paper's own sizes.")
+        str,
+        typer.Option(
+            help="quick: a laptop, about a minute; paper: the paper's own sizes.", autocompletion=complete_preset
+        ),
     ] = "quick",
     set_: Settings = None,
     seed: Annotated[int, typer.Option(min=0, help="The seed of initialization, data and evaluation.")] = 0,

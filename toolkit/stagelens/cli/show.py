@@ -42,6 +42,9 @@ def show_summary(run: Run) -> None:
     _show_head(run, summary)
     stages, metric = summary["stages"], summary["metric"]
     _show_table(stages, ("kind", "start", "end", "level", "drop", "name"), f"stages of {metric}", kind="stage")
+    for difference in summary["stage_differences"]:
+        output.say(f"{difference}\n")
+    _show_table(summary["nearest"], ("reference", "start", "end"), "nearest reference predictor")
     _show_table(summary["phases"], ("phase", "start", "end", "layer"), "phases of head specialization")
     events = summary["probe_events"]
     _show_table(events[:MOST_EVENTS], ("step", "series", "what"), "events in the readings", what="event")
@@ -57,6 +60,13 @@ def show_summary(run: Run) -> None:
         output.say(f"\n{what}: {reason}")
     for file in sorted([*run.folder.glob("report.html"), *run.folder.glob("figures/*.png")]):
         output.say(f"\n{file}" if file.suffix == ".html" else f"{file}")
+    show_formed(summary["formed"])
+
+
+def show_formed(formed: list[dict[str, Any]]) -> None:
+    """Prints what formed in the heads and when, one line per probe. It comes last, where a reader looks first."""
+    if formed:
+        output.say("\nwhat formed when\n" + "\n".join(f"  {one['what']}" for one in formed))
 
 
 def _show_head(run: Run, summary: dict[str, Any]) -> None:

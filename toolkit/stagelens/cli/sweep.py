@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from stagelens.cli import output
+from stagelens.cli.completing import complete_key, complete_measure, complete_preset
 from stagelens.cli.options import Device, Json, Probes, Runs, State, TaskArgument, names
 from stagelens.cli.output import INTERRUPTED, exit_with
 from stagelens.cli.progress import duration, sweep_progress
@@ -28,22 +29,32 @@ def sweep(
         typer.Option(
             metavar="GRID",
             help="k=a,b,c; k=first:last:step; k=log:first:last:count; k1,k2=a:b,c:d; a yaml file. May be repeated.",
+            autocompletion=complete_key,
         ),
     ] = None,
     seeds: Annotated[int, typer.Option(min=1, metavar="N", help="Seeds of every grid point: 0 to N - 1.")] = 1,
     measure: Annotated[
         list[str] | None,
         typer.Option(
-            metavar="M", help="loss:final, loss:best, NAME:stage2, plateau_length@0.1, transition1, stages, event:NAME."
+            metavar="M",
+            help="loss:final, loss:best, NAME:stage2, plateau_length@0.1, transition1, stages, event:NAME.",
+            autocompletion=complete_measure,
         ),
     ] = None,
     fit: Annotated[
         str | None, typer.Option(metavar="K1,K2", help="Fit the first metric as a product of powers of these.")
     ] = None,
-    preset: Annotated[str, typer.Option(help="The preset that the grid changes.")] = "quick",
+    preset: Annotated[
+        str, typer.Option(help="The preset that the grid changes.", autocompletion=complete_preset)
+    ] = "quick",
     set_: Annotated[
         list[str] | None,
-        typer.Option("--set", metavar="KEY=VALUE", help="Change a config key of every grid point; may be repeated."),
+        typer.Option(
+            "--set",
+            metavar="KEY=VALUE",
+            help="Change a config key of every grid point; may be repeated.",
+            autocompletion=complete_key,
+        ),
     ] = None,
     executor: Annotated[str, typer.Option(help="local: processes on this machine; ray: a cluster.")] = "local",
     workers: Annotated[int | None, typer.Option(min=1, help="Grid points at a time (default: one per core).")] = None,
@@ -73,7 +84,7 @@ def sweep(
     Example: stagelens sweep recall/flow --grid order=3,4,5 --grid responses=4:16:4 --measure transition1 --fit order
     """
     from stagelens.base import cores
-    from stagelens.sweeps import check_columns, gather, parse_columns, parse_measure, plan_sweep
+    from stagelens.sweeps import check_columns, check_measures, gather, parse_columns, parse_measure, plan_sweep
     from stagelens.sweeps.executors import make_executor
 
     state: State = context.obj
@@ -96,6 +107,7 @@ def sweep(
         plugin_dirs=state.plugin_dirs,
     )
     check_columns(plan, columns)
+    check_measures(plan, measures)
     if plan.warning:
         output.warn(plan.warning)
     if dry_run:

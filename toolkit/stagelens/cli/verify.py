@@ -28,7 +28,10 @@ def verify(
         list[str] | None, typer.Option("--claim", metavar="ID", help="Only this claim; may be repeated.")
     ] = None,
     budget: Annotated[
-        str, typer.Option(help="quick: a laptop, minutes; paper: the paper's own sizes, on a GPU.")
+        str,
+        typer.Option(
+            help="quick: a laptop, minutes; long: up to 20 minutes per claim; paper: its own sizes, on a GPU."
+        ),
     ] = "quick",
     seeds: Annotated[
         int | None, typer.Option(min=1, help="Seeds of each claim (default: as the claim defines).")
@@ -41,6 +44,9 @@ def verify(
         int | None,
         typer.Option(min=1, help="Claims at a time (default: one per core, or one if there is an accelerator)."),
     ] = None,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Keep the verdicts of this budget that are still valid; verify the others.")
+    ] = False,
     debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of a claim that raises.")] = False,
     json: Json = False,
 ) -> None:
@@ -48,7 +54,8 @@ def verify(
 
     It prints what was measured next to what the paper says.
 
-    Runs are cached and shared: a run is trained again only when something that it depends on changes.
+    Runs are cached and shared: a run is trained again only when something that it depends on changes. Each verdict is
+    stored when it is decided: after an interruption, --resume goes on with the claims that have none.
 
     Example: stagelens verify markov --claim M1 --seeds 5
     """
@@ -71,6 +78,7 @@ def verify(
             watch=watch,
             workers=at_a_time,
             plugin_dirs=state.plugin_dirs,
+            resume=resume,
         )
         try:
             for result in verdicts:
@@ -89,7 +97,7 @@ def verify(
             if result.traceback:
                 output.err(f"{result.id}:\n{result.traceback}")
     if interrupted:
-        output.warn("interrupted; finished runs are cached, and the same command resumes the verification")
+        output.warn("interrupted; verdicts and runs are cached, and the same command with --resume goes on")
         raise typer.Exit(INTERRUPTED)
     if any(result.verdict == "error" for result in results):
         raise typer.Exit(1)
@@ -109,28 +117,39 @@ def _show(results: list[Result]) -> None:
         return
     columns = ["claim", "check", "measured", "expected", "tolerance", "reference", "seeds", "verdict"]
     output.print_table(columns, [row for result in results for row in _rows(result)])
+    if sanity := [_row(result, check) for result in results for check in result.checks if check.sanity]:
+        output.say("\nSanity checks: identities, which must hold but are no evidence")
+        output.print_table(columns, sanity)
     output.say("")
     for result in results:
-        reason = {"error": f": {result.error}", "needs budget": ": run it with --budget paper"}.get(result.verdict, "")
-        output.say(f"{result.id} {result.verdict}: {result.title} ({result.seconds:.0f} s){reason}")
+        reason = {"error": result.error, "needs budget": result.needs, "differs": result.reason}.get(result.verdict, "")
+        line = f"{result.id} {result.verdict}: {result.title} ({result.seconds:.0f} s)"
+        output.say(f"{line}: {reason}" if reason else line)
     counts = Counter(result.verdict for result in results)
     output.say(f"\n{len(results)} claims: " + ", ".join(f"{count} {verdict}" for verdict, count in counts.items()))
 
 
 def _rows(result: Result) -> Iterator[list[Any]]:
-    for check in result.checks:
-        yield [
-            result.id,
-            check.what,
-            _value(check.measured),
-            _value(check.expected),
-            check.tolerance,
-            check.reference,
-            _seeds(check),
-            ("holds" if check.holds else "differs") if check.judged else "",
-        ]
+    yield from (_row(result, check) for check in result.checks if not check.sanity)
     if not result.checks or result.verdict == "error":
         yield [result.id, result.title, "", "", "", result.reference, "", result.verdict]
+
+
+def _row(result: Result, check: Check) -> list[Any]:
+    return [
+        result.id,
+        check.what,
+        _value(check.measured) + _interval(check),
+        _value(check.expected),
+        check.tolerance,
+        check.reference,
+        _seeds(check),
+        check.verdict,
+    ]
+
+
+def _interval(check: Check) -> str:
+    return f" [{output.show(list(check.interval))}]" if check.interval else ""
 
 
 def _seeds(check: Check) -> str:

@@ -25,11 +25,12 @@ SPREAD_KEYS = ("start", "end", "level", "drop")
 
 @dataclass(frozen=True)
 class Curve:
-    """One series of one seed group on the common axis: the mean of its seeds, and their minimum and maximum.
+    """One series of one seed group on the common axis: the median of its seeds, and their minimum and maximum.
 
-    `x`, `middle`, `low` and `high` are [position]; `seeds` has the (x, values) of each member. The middle of a series
-    of labels is the most common one. The positions are those that all members reach. The band from `low` to `high`
-    also contains the line of every member between these positions.
+    `x`, `middle`, `low` and `high` are [position]; `seeds` has the (x, values) of each member. The median of curves
+    that fall in one step each falls in one step too, at the median time; their mean would fall in as many as there are
+    seeds. The middle of a series of labels is the most common one. The positions are those that all members reach. The
+    band from `low` to `high` also contains the line of every member between these positions.
     """
 
     group: RunGroup
@@ -136,7 +137,7 @@ def align_runs(
 
 
 def _curve(group: RunGroup, series: SeriesCurve, align: str, relative: bool) -> Curve:
-    """Returns the series of a group on the axis of `align`: its members, and their mean and spread on a common grid."""
+    """Returns the series of a group on the axis of `align`: its members, their median and spread on a common grid."""
     seeds = []
     for member in group.members:
         steps, values = member.reduced(series)
@@ -146,7 +147,7 @@ def _curve(group: RunGroup, series: SeriesCurve, align: str, relative: bool) -> 
         return Curve(group, series, x, values, values, values, tuple(seeds))
     grid = common_grid([x for x, _ in seeds])
     together = np.stack([resample(grid, x, values, bool(series.labels)) for x, values in seeds])  # [seed, place]
-    middle = series.middle(together, 0)
+    middle = series.middle(together, 0) if series.labels else np.median(together, axis=0)
     if series.labels or not len(grid):
         return Curve(group, series, grid, middle, together.min(0), together.max(0), tuple(seeds))
     bands = [envelope(grid, x, values) for x, values in seeds]

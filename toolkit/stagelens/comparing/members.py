@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from stagelens.base import StagelensError, UsageError, unknown
 from stagelens.comparing.alignment import Floats, by_fraction, by_loss, by_stage
 from stagelens.runs import Run, load, points_of
-from stagelens.timelines import SeriesCurve, Timeline, curves_of, one_curve, parse_curve
+from stagelens.timelines import SeriesCurve, Timeline, curve_name, curves_of, one_curve
 
 EVERY = "all"  # instead of a probe: every series that the runs share
 
@@ -176,8 +176,9 @@ class Members(tuple[Member, ...]):
         return tuple(dict.fromkeys(found))
 
     def _wanted(self, wanted: str, shared: Sequence[str]) -> list[SeriesCurve]:
-        name, place = (wanted, {}) if wanted in shared else parse_curve(wanted)
-        return [curve for series in self._meant(name, shared) for curve in self._curves(series, place)]
+        name = curve_name(wanted, shared)
+        meant = self._meant(name.series, shared)
+        return [curve for series in meant for curve in self._curves(series, name.place, name.is_mean)]
 
     def _metric_first(self, shared: Sequence[str]) -> list[str]:
         """Returns `shared`, first the metric of the runs if it is the same, else the loss."""
@@ -201,16 +202,20 @@ class Members(tuple[Member, ...]):
             )
         raise unknown("probe or series", wanted, shared)
 
-    def _curves(self, name: str, place: Mapping[str, str] | None = None) -> tuple[SeriesCurve, ...]:
+    def _curves(
+        self, name: str, place: Mapping[str, str] | None = None, is_mean: bool = False
+    ) -> tuple[SeriesCurve, ...]:
         """Returns the curves of a series that every member has; an error if there is none."""
         if len(self._labels(name)) > 1:
             raise UsageError(f"series {name!r} has different labels in the runs; it cannot be compared between them")
-        if not (found := self._shared_curves(name, place)):
+        if not (found := self._shared_curves(name, place, is_mean)):
             raise UsageError(f"series {name!r} has no curve that all the runs have: its dims or their labels differ")
         return found
 
-    def _shared_curves(self, name: str, place: Mapping[str, str] | None = None) -> tuple[SeriesCurve, ...]:
-        return tuple(curves_of(*(member.timeline.column(name) for member in self), place=place))
+    def _shared_curves(
+        self, name: str, place: Mapping[str, str] | None = None, is_mean: bool = False
+    ) -> tuple[SeriesCurve, ...]:
+        return tuple(curves_of(*(member.timeline.column(name) for member in self), place=place, is_mean=is_mean))
 
 
 def _points(given: Any, folder: str | Path | None) -> list[Any]:

@@ -18,7 +18,9 @@ from .drawing import (
     x_label as x_label,
 )
 from .labels import legend_beside as legend_beside, legend_row as legend_row, name_beside as name_beside
+from .overview import overview_figure as overview_figure
 from .palette import COLOURS as COLOURS, DASHES as DASHES
+from .probes import probes_figure as probes_figure
 from .style import (
     LEVEL as LEVEL,
     THEORY as THEORY,
@@ -34,7 +36,6 @@ from .style import (
 from .sweeps import write_sweep_figures as write_sweep_figures
 from .timelines import (
     loss_figure as loss_figure,
-    probes_figure as probes_figure,
     specialization_figure as specialization_figure,
 )
 from .writing import FOLDER as FOLDER, figures_of as figures_of, write_figures as write_figures

@@ -45,7 +45,7 @@ def _heads_figure(run: Run, chosen: dict[int, str], maps: list[Maps], rows: list
     """Draws one small map per head and step, all on one grey scale."""
     query, key = next(iter(maps[0].values())).shape[1:]
     several = len({layer for layer, _ in rows}) > 1
-    margin = (0.75, 1.0, 0.75, 0.3)
+    margin = (0.75, 1.25, 0.75, 0.3)
     figure, axes = grid((len(rows), len(chosen)), _panel(query, key), (0.08, 0.12), margin)
     top = max(float(np.abs(pattern).max()) for layers in maps for pattern in layers.values())
     low = 0.0 if all((pattern >= 0).all() for layers in maps for pattern in layers.values()) else -top
@@ -64,7 +64,8 @@ def _heads_figure(run: Run, chosen: dict[int, str], maps: list[Maps], rows: list
     (width, height), whole = figure.get_size_inches(), top_right.y1 - foot
     tall = min(whole, BAR / height)
     beside = figure.add_axes((top_right.x1 + 0.12 / width, top_right.y1 - tall, 0.12 / width, tall))
-    figure.colorbar(image, cax=beside, label="mean attention")
+    figure.colorbar(image, cax=beside).ax.tick_params(labelsize=7)
+    beside.set_ylabel("mean\nattention", rotation=0, ha="left", va="center", fontsize=8)
     down = "one query" if query == 1 else "query down"
     headline(figure, f"{title_of(run)}: attention ({down}, key across) at the stages' ends")
     return figure

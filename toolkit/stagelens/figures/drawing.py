@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from textwrap import fill
 from typing import TYPE_CHECKING, Any
@@ -9,21 +10,24 @@ from weakref import WeakKeyDictionary
 
 import numpy as np
 from matplotlib.axes import Axes
-from matplotlib.ticker import MaxNLocator
+from matplotlib.ticker import LogLocator, MaxNLocator, NullFormatter
 from numpy.typing import NDArray
 
 from stagelens.base import StagelensError, noting
+from stagelens.figures.heads import Look, looks, most_changing, same_together
 from stagelens.figures.labels import name_above, name_beside, name_times
-from stagelens.figures.style import LEVEL, THEORY, TIME, line_style
-from stagelens.timelines import lines_of
+from stagelens.figures.style import LEVEL, THEORY, TIME
+from stagelens.timelines import ERROR, chance_levels, companion, lines_of
 
 if TYPE_CHECKING:
     from stagelens.experiments import Prediction
     from stagelens.runs import Run
+    from stagelens.timelines import Lines
 
 MOST_IN_LEGEND = 8
 WIDEST_LABEL = 30  # letters of a legend's line
 ROUNDING = 1e-5  # fraction of a series' size; a series that varies by less is constant
+NUMBERED = re.compile(r"\b(Eqs?\.|Fig\.|Theorem|phase) ")
 GREYS = ("1.0", "0.94", "0.88", "0.82")
 
 
@@ -94,38 +98,78 @@ def fit_x_axis(axis: Axes, run: Run) -> None:
     if getattr(stages_of(run), "axis", "linear") == "log" and len(positive) > 1:
         axis.set_xscale("log")
         axis.set_xlim(positive[0], positive[-1] * 1.03)
+        axis.xaxis.set_minor_formatter(NullFormatter())
+        if positive[-1] < 20 * positive[0]:  # powers of ten alone would name one place
+            axis.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+            axis.xaxis.set_major_formatter("{x:g}")
     else:
         axis.margins(x=0.01)
         axis.xaxis.set_major_locator(MaxNLocator(5))
 
 
-def draw_series(axis: Axes, run: Run, name: str, legend: bool = True) -> None:
-    """Draws a series over the steps, one line for each of its numbers, with its own colour and dash."""
-    lines = lines_of(run.timeline, name)
-    column = lines.column
-    for index, (label, values) in enumerate(zip(lines.labels, lines.values.T, strict=True)):
-        there = ~np.isnan(values)  # the line connects the steps at which the series was measured
-        if not there.any():  # a head that this layer does not have
-            continue
-        style = "steps-post" if column.labels else "default"
-        axis.plot(run.timeline.steps[there], values[there], label=label or name, drawstyle=style, **line_style(index))
+def looks_of(lines: Lines) -> list[tuple[Look, Any]]:
+    """Returns the look and the values [step] of each line that was measured; a layer may lack a head of another.
+
+    Of more than eight lines that are neither heads nor layers, the seven that change most have a colour of their own.
+    Reference predictors whose curves are the same share an entry of the legend.
+    """
+    column, values = lines.column, lines.values.T  # [line, step]
+    layers = column.coordinate("layer") if "layer" in column.dims else ()
+    every = looks(column.dims, column.shape, lines.labels, layers)
+    if len(every) > MOST_IN_LEGEND and len(layers) < 2 and not set(column.dims) <= {"layer", "head"}:
+        every = most_changing(values, lines.labels)
+    elif column.dims == ("reference",):
+        every = same_together(values, every)
+    return [(look, line) for look, line in zip(every, values, strict=True) if not np.isnan(line).all()]
+
+
+def draw_series(axis: Axes, run: Run, name: str, legend: bool = True, most: float = np.inf) -> str:
+    """Draws a series over the steps, one line for each of its numbers, with its own colour and dash.
+
+    Its standard error is a band around each line, its chance level a thin dotted line. A series of more than `most`
+    numbers is averaged over layers, heads and positions; returns what was averaged.
+    """
+    steps, lines = run.timeline.steps, lines_of(run.timeline, name, most)
+    column, style = lines.column, "steps-post" if lines.column.labels else "default"
+    error = None if lines.rule else companion(run.timeline, name, ERROR)
+    errors = None if error is None else error.reshape(len(steps), -1)[:, ~np.isnan(lines.values).all(axis=0)]
+    entries: set[str] = set()
+    for index, (look, values) in enumerate(looks_of(lines)):
+        there = np.isfinite(values) | np.isinf(values)  # the line connects the steps at which the series was measured
+        label = f"_{look.entry}" if look.entry in entries else look.entry or name
+        axis.plot(steps[there], values[there], label=label, drawstyle=style, **look.style)
+        draw_band(axis, steps, values, None if errors is None else errors[:, index], look.style["color"])
+        entries.add(look.entry)
+    for level in chance_levels(run.timeline, name).T:
+        axis.plot(steps, level, color="0.5", lw=0.7, ls=":", label="_chance", zorder=1)
     if column.labels and len(column.labels) <= MOST_IN_LEGEND:
         axis.set_yticks(range(len(column.labels)), column.labels)
         axis.set_ylim(-0.3, len(column.labels) - 0.7)
     else:
         keep_rounding_out(axis, lines.values)
-    if legend and 1 < len(lines.labels) <= MOST_IN_LEGEND:
+    if legend and 1 < len(entries) <= MOST_IN_LEGEND:
         axis.legend()
+    return lines.rule
 
 
-def shade_stages(axis: Axes, run: Run, labels: bool = False) -> None:
-    """Draws the transitions of the run's metric as grey bands, with thin lines at their steepest points."""
+def draw_band(axis: Axes, steps: Any, values: Any, error: Any, colour: str) -> None:
+    """Draws the standard error `error` of `values`, both [step], as a band around the line; none if it is None."""
+    if error is not None and np.isfinite(error).any():
+        there = np.isfinite(values) & np.isfinite(error)
+        low, high = (values - error)[there], (values + error)[there]
+        axis.fill_between(steps[there], low, high, color=colour, alpha=0.2, lw=0, zorder=1.2)
+
+
+def shade_stages(axis: Axes, run: Run, labels: bool = False) -> int:
+    """Draws the transitions of the run's metric as grey bands, with thin lines at their steepest points.
+
+    With `labels` it writes their names above the axis. Returns the number of lines that the names take.
+    """
     shown = [stage for stage in stages_of(run) if stage.kind == "transition"]
     for stage in shown:
         axis.axvspan(stage.start, stage.end, color="0.93", lw=0, zorder=0)
         axis.axvline(stage.at, color="0.6", lw=0.7, zorder=0.5)
-    if labels:
-        name_above(axis, [(stage.at, stage.name) for stage in shown if stage.name])
+    return name_above(axis, [(stage.at, stage.name) for stage in shown if stage.name]) if labels else 0
 
 
 def shade_phases(axis: Axes, run: Run, layer: Any) -> None:
@@ -180,14 +224,15 @@ def theory_label(alike: Sequence[Prediction]) -> str:
     """Returns the legend entry of predictions of one kind, with the equations that they come from."""
     what = alike[0].name if len(alike) == 1 else f"{alike[0].kind}s"
     sources = ", ".join(dict.fromkeys(prediction.reference for prediction in alike))
-    return fill(f"theory: {what} ({sources})", WIDEST_LABEL)
+    whole = NUMBERED.sub("\\1\u00a0", f"theory: {what} ({sources})")  # `Eq. 7` stays in one line
+    return fill(whole, WIDEST_LABEL).replace("\u00a0", " ")
 
 
 def keep_rounding_out(axis: Axes, values: Any) -> None:
-    """Widens the y axis if the series is constant up to rounding errors, which would fill the axis otherwise."""
+    """Includes zero and twice the value in the y axis if the series is constant up to rounding errors."""
     finite = values[np.isfinite(values)]
     size = float(np.abs(finite).max(initial=0.0))
-    if size and float(np.ptp(finite)) <= ROUNDING * size:
-        middle, step = float(finite.mean()), float(axis.dataLim.x0)
-        axis.update_datalim([(step, middle - 0.05 * size), (step, middle + 0.05 * size)], updatex=False)
+    if len(finite) and float(np.ptp(finite)) <= ROUNDING * size:
+        step = float(axis.dataLim.x0)
+        axis.update_datalim([(step, 0.0), (step, 2 * float(finite.mean()) or 1.0)], updatex=False)
         axis.autoscale_view(scalex=False)

@@ -11,25 +11,30 @@ from matplotlib.figure import Figure
 from matplotlib.transforms import ScaledTranslation
 from scipy.optimize import isotonic_regression
 
+from stagelens.figures.style import make_room, width_of
+
 SMALL: Any = {"fontsize": 7, "color": "0.25"}
-LETTER = 4.0  # points, the mean width of a letter of a small name
 LINE = 8.5  # points, the height of a line of small names
 WIDE = 12.0  # points that a name along a line takes
 LEADER = 10.0  # points from the axis to a name next to it
 MOST_ENTRIES = 12  # of a legend next to a panel
 
 
-def name_above(axis: Axes, names: Sequence[tuple[float, str]]) -> None:
-    """Writes names above the axis at their positions; a name that would overlap another is a line higher."""
+def name_above(axis: Axes, names: Sequence[tuple[float, str]]) -> int:
+    """Writes names above the axis at their positions; a name that would overlap another is a line higher.
+
+    Returns the number of lines.
+    """
     width = size_in_points(axis)[0]
     ends: list[float] = []  # where each line of names is occupied up to, in points
     for place, name in sorted(names):
-        own = LETTER * len(name) + 6
+        own = width_of(name) + 6
         left = _across(axis, place) * width - own / 2
         line = next((i for i, end in enumerate(ends) if left > end), len(ends))
         ends[line:] = [left + own, *ends[line + 1 :]]
         where: Any = {"xycoords": ("data", "axes fraction"), "xytext": (0, 2 + 8 * line), "textcoords": "offset points"}
         axis.annotate(name, (place, 1.0), ha="center", va="bottom", annotation_clip=False, **where, **SMALL)
+    return len(ends)
 
 
 def name_beside(axis: Axes, names: Sequence[tuple[float, str]]) -> None:
@@ -54,8 +59,9 @@ def name_times(axis: Axes, names: Sequence[tuple[float, str]]) -> None:
         if not 0 <= left <= width:
             continue
         near = [(low, high) for other, low, high in placed if left - other < WIDE]
-        low = _lowest_gap(LETTER * len(name) + 8, height, near + _curves_at(axis, left, left + WIDE))
-        placed.append((left, low, low + LETTER * len(name) + 8))
+        own = width_of(name) + 6
+        low = _lowest_gap(own, height, near + _curves_at(axis, left, left + WIDE))
+        placed.append((left, low, low + own))
         foot = low / height
         where: Any = {"xycoords": ("data", "axes fraction"), "xytext": (2, 3), "textcoords": "offset points"}
         behind = {"facecolor": "white", "edgecolor": "none", "pad": 0.4, "alpha": 0.85}
@@ -95,7 +101,7 @@ def legend_beside(axis: Axes, names: Sequence[str] = (), **options: Any) -> floa
 
     Returns the width of both in inches.
     """
-    beside = (LEADER + LETTER * max(map(len, names)) + 4) / 72 if names else 0.0
+    beside = (LEADER + max(map(width_of, names)) + 4) / 72 if names else 0.0
     handles, labels = axis.get_legend_handles_labels()
     if len(labels) > MOST_ENTRIES:  # of many lines only those of theory are named
         of_theory = [number for number, label in enumerate(labels) if label.startswith("theory")][:MOST_ENTRIES]
@@ -107,8 +113,8 @@ def legend_beside(axis: Axes, names: Sequence[str] = (), **options: Any) -> floa
     moved = axis.transAxes + ScaledTranslation(beside + 0.1, 0, axis.figure.dpi_scale_trans)
     place: Any = {"loc": "upper left", "bbox_to_anchor": (1.0, 1.0), "bbox_transform": moved, "borderaxespad": 0.0}
     axis.legend(handles, labels, **place, **options)
-    entry, title = (_longest(texts) for texts in (labels, [options.get("title", "")]))
-    return beside + 0.1 + max(38 + 4.5 * entry, 4.8 * title) / 72
+    entry, title = max(width_of(label, 8) for label in labels), width_of(options.get("title") or "", 9)
+    return beside + 0.1 + max(38 + entry, 8 + title) / 72
 
 
 def legend_row(figure: Figure, *axes: Axes, **options: Any) -> None:
@@ -121,11 +127,6 @@ def legend_row(figure: Figure, *axes: Axes, **options: Any) -> None:
     figure.legend(handles, labels, **place, **look | options)
 
 
-def _longest(texts: Sequence[str]) -> int:
-    """Returns the number of letters of the longest line in `texts`."""
-    return max((len(line) for text in texts for line in text.splitlines()), default=0)
-
-
 def spread(places: Sequence[float], least: float) -> Any:
     """Returns increasing positions, moved as little as possible (least squares) to be `least` apart, within 0..1."""
     steps = least * np.arange(len(places))
@@ -133,6 +134,26 @@ def spread(places: Sequence[float], least: float) -> Any:
         return steps
     moved = isotonic_regression(np.asarray(places) - steps).x
     return np.clip(moved, min(0.0, 1 - steps[-1]), max(0.0, 1 - steps[-1])) + steps
+
+
+def fit_left(figure: Figure, axes: Sequence[Axes]) -> None:
+    """Widens a figure of `grid` or `stack` at its left until the tick labels and axis labels of `axes` fit in."""
+    needed = max(_left_of(axis) for axis in axes) / 72
+    here = axes[0].get_position().x0 * figure.get_figwidth()
+    if needed > here:
+        make_room(figure, 0.0, left=needed - here)
+
+
+def _left_of(axis: Axes) -> float:
+    """Returns the width of what is left of an axis, in points: tick labels and axis label."""
+    ticks, size = (
+        axis.yaxis.get_major_formatter().format_ticks(list(axis.get_yticks())),
+        axis.yaxis.label.get_fontsize(),
+    )
+    letters = axis.yaxis.get_ticklabels()[0].get_fontsize() if ticks else 0.0
+    label = axis.get_ylabel()
+    lines = (1.25 * float(size) * (1 + label.count("\n")) + 5) if label else 0.0
+    return max((width_of(tick, float(letters)) for tick in ticks), default=0.0) + 9 + lines
 
 
 def size_in_points(axis: Axes) -> tuple[float, float]:

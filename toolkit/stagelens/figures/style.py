@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import re
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import cache
 from io import StringIO
 from pathlib import Path
 from typing import Any
 
 import matplotlib
 from cycler import cycler
-from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.backends.backend_agg import FigureCanvasAgg, RendererAgg
 from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.figure import Figure
+from matplotlib.font_manager import FontProperties
 from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.text import Text
 
@@ -53,6 +55,8 @@ LEVEL: Any = {"color": "0.45", "ls": (0, (4, 2)), "lw": 0.8}  # the level of a p
 TIME: Any = {"color": "0.3", "ls": ":", "lw": 1.1}  # the time of a transition
 
 MOST_LETTERS = 200  # of one text
+HEADLINE = 10.8  # points
+DPI = 200  # at which texts are measured
 NOT_XML = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\ufffe\uffff]")  # characters that an svg file may not contain
 
 
@@ -91,13 +95,49 @@ def grid(
     return figure, figure.subplots(rows, columns, **options)
 
 
-def make_room(figure: Figure, inches: float) -> None:
-    """Widens a figure of `grid` at its right, for what is next to its axes; the axes keep their size."""
+def stack(
+    width: float, heights: Sequence[float], gap: float, margin: tuple[float, float, float, float]
+) -> tuple[Figure, list[Any]]:
+    """Returns a figure and its axes, one below the other, of different heights, which share the x axis.
+
+    All sizes are in inches; margin is (left, right, top, bottom).
+    """
+    left, right, top, bottom = margin
+    whole = (left + width + right, top + sum(heights) + gap * (len(heights) - 1) + bottom)
+    figure = Figure(figsize=whole)
+    figure.set_layout_engine("none")
+    axes: list[Any] = []
+    foot = whole[1] - top
+    for height in heights:
+        foot -= height
+        place = (left / whole[0], foot / whole[1], width / whole[0], height / whole[1])
+        axes.append(figure.add_axes(place, sharex=axes[0] if axes else None))
+        foot -= gap
+    return figure, axes
+
+
+def make_room(figure: Figure, inches: float, left: float = 0.0) -> None:
+    """Widens a figure of `grid` at its right, and by `left` at its left; axes and texts keep their size."""
     old = figure.get_figwidth()
-    figure.set_figwidth(old + inches)
+    new = old + inches + left
+    figure.set_figwidth(new)
     for axis in figure.axes:
-        place, share = axis.get_position(), old / (old + inches)
-        axis.set_position((place.x0 * share, place.y0, place.width * share, place.height))
+        place = axis.get_position()
+        axis.set_position(((place.x0 * old + left) / new, place.y0, place.width * old / new, place.height))
+    for text in figure.texts:
+        text.set_x((text.get_position()[0] * old + left) / new)
+
+
+def lower_top(figure: Figure, inches: float) -> None:
+    """Cuts `inches` off the top of a figure of `grid` or `stack`; axes and texts stay where they are."""
+    old = figure.get_figheight()
+    figure.set_figheight(old - inches)
+    share = old / (old - inches)
+    for axis in figure.axes:
+        place = axis.get_position()
+        axis.set_position((place.x0, place.y0 * share, place.width, place.height * share))
+    for text in figure.texts:
+        text.set_y(text.get_position()[1] * share)
 
 
 def panels(
@@ -119,10 +159,28 @@ def panels(
 def headline(figure: Figure, text: str) -> None:
     """Writes the title of a figure at its upper left corner."""
     corner: Any = {"x": 0.08 / figure.get_figwidth(), "ha": "left", "va": "top"}
+    room = 72 * (figure.get_figwidth() - 0.16)  # points; a long title has smaller letters
+    size = HEADLINE * min(1.0, room / max(width_of(text, HEADLINE), 1.0))
+    while size > 2 and width_of(text, size) > 0.98 * room:  # the width of letters is not proportional to their size
+        size *= 0.97
+    corner["fontsize"] = size
     if isinstance(figure.get_layout_engine(), ConstrainedLayoutEngine):
         figure.suptitle(text, **corner)  # the engine chooses the height, and keeps the panels below it
     else:
         figure.suptitle(text, y=1 - 0.07 / figure.get_figheight(), **corner)
+
+
+def width_of(text: str, size: float = 7) -> float:
+    """Returns the width of a text in points, of its longest line."""
+    letters = FontProperties(size=size)
+    lines = [line for line in text[:MOST_LETTERS].splitlines() if line]
+    widths = [_measuring().get_text_width_height_descent(line, letters, ismath=False)[0] for line in lines]
+    return max(widths, default=0.0) * 72 / DPI
+
+
+@cache
+def _measuring() -> RendererAgg:
+    return RendererAgg(1, 1, DPI)
 
 
 def save(figure: Figure, path: Path) -> None:

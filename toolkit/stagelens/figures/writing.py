@@ -10,8 +10,12 @@ from matplotlib.figure import Figure
 
 from stagelens.base import make_folder, noting
 from stagelens.figures.attention import attention_figure
+from stagelens.figures.heat_map import heat_map_figure
+from stagelens.figures.overview import overview_figure
+from stagelens.figures.probes import probes_figure
 from stagelens.figures.style import save, styled
-from stagelens.figures.timelines import loss_figure, probes_figure, specialization_figure
+from stagelens.figures.timelines import loss_figure, specialization_figure
+from stagelens.figures.trajectory import trajectory_figure
 
 if TYPE_CHECKING:
     from stagelens.runs import Run
@@ -19,8 +23,11 @@ if TYPE_CHECKING:
 FOLDER = "figures"
 ENDINGS = (".png", ".svg")
 OURS: dict[str, Callable[[Run], Figure | None]] = {
+    "overview": overview_figure,
     "loss": loss_figure,
     "specialization": specialization_figure,
+    "stages": heat_map_figure,
+    "trajectory": trajectory_figure,
     "probes": probes_figure,
 }
 

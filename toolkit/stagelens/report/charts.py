@@ -25,7 +25,7 @@ import numpy as np
 from stagelens.base import UsageError
 from stagelens.comparing import ALIGNMENTS, UNBOUNDED, Member
 from stagelens.figures import COLOURS, DASHES, theory_curve
-from stagelens.timelines import chance_levels, is_companion, lines_of, probe_events
+from stagelens.timelines import chance_levels, curve_name, is_companion, lines_of, probe_events
 
 if TYPE_CHECKING:
     from stagelens.comparing import AlignedRuns, Curve
@@ -121,7 +121,7 @@ def _run_series(run: Run, name: str, predictions: Sequence[Prediction]) -> dict[
         for index, (label, values) in enumerate(zip(lines.labels, lines.values.T, strict=True))
     ]
     traces += _chance_traces(run, name)
-    about = [p for p in predictions if p.series == name]
+    about = [p for p in predictions if curve_name(p.series, run.timeline).series == name]
     traces += [_theory_trace(p, run) for p in about if callable(p.expected)]
     levels = [{"y": float(p.expected), "name": p.name} for p in about if p.kind == "level" and not callable(p.expected)]
     return {

@@ -18,11 +18,11 @@ if TYPE_CHECKING:
 class Comparison(AlignedRuns):
     """Runs on a common axis: `table`, `curves`, `figure()`, `to_html()` and `save(path)`."""
 
-    def figure(self) -> Figure:
-        """Returns the figure, one panel per series."""
+    def figure(self, *, logx: bool = False, logy: bool = False) -> Figure:
+        """Returns the figure, one panel per series, with logarithmic axes if asked for."""
         from stagelens.figures import comparison_figure
 
-        return comparison_figure(self)
+        return comparison_figure(self, logx, logy)
 
     def to_html(self) -> str:
         """Returns one self-contained HTML page in which series and alignment can be switched."""
@@ -30,13 +30,22 @@ class Comparison(AlignedRuns):
 
         return comparison_page(self)
 
-    def save(self, path: str | Path) -> Path:
-        """Writes a png, svg, html, csv or json file, by its ending, completely or not at all."""
+    def save(self, path: str | Path, *, logx: bool = False, logy: bool = False) -> Path:
+        """Writes a png, svg, html, csv or json file, by its ending, completely or not at all.
+
+        `logx` and `logy` ask for logarithmic axes of a png or svg figure.
+        """
         path = Path(path)
         check_suffix(path)
+        check_axes(path, logx, logy)
         if not path.parent.is_dir():
             raise UsageError(f"cannot write {path}: {path.parent} is not a directory; make it or give another FILE")
-        _WRITERS[path.suffix.lower()](self, path)
+        if logx or logy:
+            from stagelens.figures import save
+
+            save(self.figure(logx=logx, logy=logy), path)
+        else:
+            _WRITERS[path.suffix.lower()](self, path)
         return path
 
 
@@ -70,6 +79,13 @@ def check_suffix(path: Path) -> None:
     if path.suffix.lower() not in _WRITERS:
         endings = ", ".join(_WRITERS)
         raise UsageError(f"cannot write {str(path)!r}: its ending is {path.suffix or 'missing'!r}, expected {endings}")
+
+
+def check_axes(path: Path | None, logx: bool, logy: bool) -> None:
+    """Raises an error if logarithmic axes are asked for and no figure is written."""
+    if (logx or logy) and (path is None or path.suffix.lower() not in (".png", ".svg")):
+        given = "no file" if path is None else repr(str(path))
+        raise UsageError(f"--logx and --logy are for png and svg figures, and {given} was given; add -o FILE.png")
 
 
 def _save_figure(comparison: Comparison, path: Path) -> None:

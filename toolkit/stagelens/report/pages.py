@@ -26,8 +26,11 @@ if TYPE_CHECKING:
 
 FILE = "report.html"
 CAPTIONS = {
+    "overview": "The loss with its stages, and what each head became",
     "loss": "The metric, its stages (grey bands) and theory (dashed)",
     "specialization": "What each head attends to",
+    "stages": "All readings over training, sorted by when they move, under the stages of the whole model",
+    "trajectory": "The first two principal components of all readings, coloured by stage",
     "probes": "Every probe",
     "attention": "Attention at the ends of the stages",
 }

@@ -14,6 +14,7 @@ from stagelens.runs import Manifest, load_manifest
 
 if TYPE_CHECKING:
     from stagelens.experiments import Experiment, Schedule, Trainer, Training
+    from stagelens.host import Host
     from stagelens.sweeps.plan import SweepPlan
 
 LOOK = 2.0  # seconds at most of timing the steps, and of timing the measurements
@@ -41,7 +42,8 @@ def estimate(plan: SweepPlan, workers: int) -> Estimate:
     else:
         job = jobs[len(jobs) // 2]
         config = next(point.config for point in plan.points if point.name == job.names[0])
-        each = _look([plan.kind(config, seed) for seed in job.seeds], plan) / len(job.seeds)
+        experiments = [plan.kind(config, seed) for seed in job.seeds]
+        each = seconds_of(experiments, plan.probes, plan.host, plan.device) / len(job.seeds)
         basis = f"a short timed look at one point with its probes, {each:.2g} s"
     return Estimate(each * missing / min(workers, len(jobs)), basis)
 
@@ -55,25 +57,30 @@ def _share(manifest: Manifest, finished: Sequence[Manifest]) -> float:
     return manifest.seconds / max(1, same)
 
 
-def _look(experiments: Sequence[Experiment], plan: SweepPlan) -> float:
-    """Estimates the seconds that a job takes, by timing the first part of its runs."""
+def seconds_of(
+    experiments: Sequence[Experiment], probes: Sequence[str] | None, host: Host, device: str = "auto"
+) -> float:
+    """Estimates the seconds that runs of `experiments` (one task with several seeds) take, by timing their first part.
+
+    `probes` are the chosen ones (None: those of the task). Figures and reports are not included.
+    """
     first = experiments[0]
     if not isinstance(first, Task):
         return sum(map(_look_at_flow, experiments))
-    return _look_at_training([one for one in experiments if isinstance(one, Task)], plan)
+    return _look_at_training([one for one in experiments if isinstance(one, Task)], probes, host, device)
 
 
-def _look_at_training(tasks: Sequence[Task], plan: SweepPlan) -> float:
+def _look_at_training(tasks: Sequence[Task], probes: Sequence[str] | None, host: Host, device: str) -> float:
     """Times the first steps and measurements, and multiplies by how many there will be."""
     from stagelens.base import resolve_device, untouched_rng
     from stagelens.experiments import Training
     from stagelens.training import Stacked, why_not
 
-    task, steps, device = tasks[0], int(tasks[0].config.steps), str(resolve_device(plan.device))
+    task, steps = tasks[0], int(tasks[0].config.steps)
     with untouched_rng():
-        trainings = [Training(one, device) for one in tasks]
+        trainings = [Training(one, str(resolve_device(device))) for one in tasks]
         together = len(tasks) > 1 and not why_not(trainings)
-        measuring = _each_measurement(trainings[0], plan)
+        measuring = _each_measurement(trainings[0], probes, host)
         stepping = _each_step(Stacked(trainings) if together else trainings[0])
     count = steps * stepping * (1 if together else len(tasks))
     return count + _measurements(task.schedule(), steps) * measuring * len(tasks)
@@ -94,15 +101,15 @@ def _each_step(trainer: Trainer) -> float:
     return _timed(trainer.advance)
 
 
-def _each_measurement(training: Training, plan: SweepPlan) -> float:
-    """Returns the seconds of one measurement with the probes of the sweep."""
+def _each_measurement(training: Training, probes: Sequence[str] | None, host: Host) -> float:
+    """Returns the seconds of one measurement with these probes."""
     from stagelens.experiments import eval_batch
     from stagelens.recording import Recorder
     from stagelens.training import probe_names
 
     batch = eval_batch(training.task, training.device)
-    names = probe_names(training.task, plan.probes, plan.host)
-    recorder = Recorder(training.model, names, batch, task=training.task, host=plan.host)
+    names = probe_names(training.task, probes, host)
+    recorder = Recorder(training.model, names, batch, task=training.task, host=host)
     recorder.measure(0, **training.scalars())
     return _timed(lambda step: recorder.measure(step, **training.scalars()))
 

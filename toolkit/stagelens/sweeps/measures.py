@@ -6,6 +6,7 @@
 | `loss:min`, `loss:max`, `loss:best` | its smallest or largest value; `best` is the smallest of a loss or an error |
 | `accuracy:stage2` | its value at the end of the run's second stage |
 | `probe/reading[head=1,layer=0]` | one curve of a series; layers, heads and positions not given are averaged |
+| `mean(probe/reading[layer=0])` | the mean over all that is not given |
 | `plateau_length@0.1`, `plateau_length:accuracy@5%` | steps until the series crosses a threshold |
 | `plateau_length` | as the task measures it, if it does; else until the metric is at 50% of its start |
 | `transition1`, `transition2`, ... | the step at which a transition is steepest |
@@ -16,8 +17,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from math import nan
 from typing import TYPE_CHECKING, Any
 
@@ -25,7 +25,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stagelens.base import UsageError, unknown
-from stagelens.timelines import first_crossing, one_curve, parse_curve, parse_place
+from stagelens.timelines import curve_name, first_crossing, one_curve
 
 if TYPE_CHECKING:
     from stagelens.runs import Run
@@ -37,7 +37,7 @@ PLATEAU = "plateau_length"
 THRESHOLD = "50%"  # of the first value of a series: the default end of a plateau
 COUNTS = {"stages": None, "plateaus": "plateau", "transitions": "transition"}
 MOMENTS = ("final", "best", "min", "max", "stageN")
-PARTS = re.compile(r"(?P<name>[^:@\[\]]+)(\[(?P<place>.*?)\])?(:(?P<when>.+?))?(@(?P<threshold>[^@\]]+))?")
+PARTS = re.compile(r"(?P<name>[^:@\[\]]+(\[.*?\]\)?)?)(:(?P<when>.+?))?(@(?P<threshold>[^@\]]+))?")
 
 
 @dataclass(frozen=True)
@@ -57,8 +57,7 @@ class Measure:
     """A sweep metric: called with a run, it returns one number. `parse_measure` makes it from a text."""
 
     text: str
-    series: str = ""  # empty: the run's own metric
-    place: Mapping[str, str] = field(default_factory=dict)
+    series: str = ""  # the curve, such as `probe/reading[head=1]`; empty: the run's own metric
     kind: str = "final"  # final, best, min, max, stage, plateau_length, transition, event, or one of COUNTS
     number: int = 0  # of the stage or transition
     threshold: str = ""  # of a plateau's end; empty: the task's own
@@ -81,7 +80,7 @@ class Measure:
             return self._event(run, end)
         if self.kind == "plateau_length" and not self.threshold and (own := _own_plateau(run, end)) is not None:
             return own
-        steps, values = curve(run.timeline, self.series or run.manifest.metric, self.place)
+        steps, values = curve(run.timeline, self.series or run.manifest.metric)
         if self.kind == "plateau_length":
             return crossing(steps, values, self.threshold or THRESHOLD)
         if self.kind == "stage":
@@ -95,9 +94,7 @@ class Measure:
         happened = run.manifest.events
         if self.event in happened:
             return Measured(happened[self.event])
-        events: Any = getattr(run.experiment, "events", tuple)()
-        if self.event not in (known := [event.name for event in events]):
-            raise unknown("event", self.event, known, f"of {run.manifest.task}")
+        check_event(self.event, run.experiment)
         return Measured(end, censored=True)
 
 
@@ -106,12 +103,12 @@ def parse_measure(text: str) -> Measure:
     found = PARTS.fullmatch(text.strip())
     if found is None:
         raise UsageError(f"measure {text!r}: expected a series, as loss:final, or plateau_length, transition1, stages")
-    name, when, place = found["name"], found["when"], parse_place(found["place"] or "", text)
+    name, when = found["name"].strip(), found["when"]
+    curve_name(when if name == PLATEAU and when else name)  # an error if its brackets are wrong
     if name == "plateau_length":
         threshold = found["threshold"] or (THRESHOLD if when else "")
         _threshold(threshold or THRESHOLD, 1.0)
-        series, inside = parse_curve(when or "")
-        return Measure(text, series=series, place=place | inside, kind=name, threshold=threshold)
+        return Measure(text, series=when or "", kind=name, threshold=threshold)
     if found["threshold"]:
         raise UsageError(f"measure {text!r}: only plateau_length has a threshold, as plateau_length:{name}@0.1")
     if name in COUNTS and when is None:
@@ -121,15 +118,27 @@ def parse_measure(text: str) -> Measure:
     if (numbered := re.fullmatch(r"transition([1-9]\d*)", name)) and when is None:
         return Measure(text, kind="transition", number=int(numbered[1]))
     if when and (numbered := re.fullmatch(r"stage([1-9]\d*)", when)):
-        return Measure(text, series=name, place=place, kind="stage", number=int(numbered[1]))
+        return Measure(text, series=name, kind="stage", number=int(numbered[1]))
     if when is not None and when not in MOMENTS[:-1]:
         raise unknown("moment", when, MOMENTS, f"in the measure {text!r}")
-    return Measure(text, series=name, place=place, kind=when or "final")
+    return Measure(text, series=name, kind=when or "final")
 
 
-def curve(timeline: Timeline, name: str, place: Mapping[str, str] | None = None) -> tuple[Floats, Floats]:
-    """Returns (steps, values) of the one curve that `name` and `place` mean, at the steps at which it was measured."""
-    found = one_curve(timeline, name, place)
+def check_event(name: str, experiment: Any) -> None:
+    """Raises an error if `experiment` has no event called `name`."""
+    events: Any = getattr(experiment, "events", tuple)()
+    if name not in (known := [event.name for event in events]):
+        raise unknown("event", name, known, f"of {experiment.id}")
+
+
+def check_series(timeline: Timeline, measure: Measure) -> None:
+    """Raises an error unless the series of `measure` is one curve of numbers in `timeline`."""
+    curve(timeline, measure.series)
+
+
+def curve(timeline: Timeline, name: str) -> tuple[Floats, Floats]:
+    """Returns (steps, values) of the one curve that `name` means, at the steps at which it was measured."""
+    found = one_curve(timeline, name)
     if found.labels:
         raise UsageError(f"series {name!r} holds labels ({', '.join(found.labels)}); a measure needs numbers")
     steps, values = found.read(timeline)

@@ -194,8 +194,7 @@ def plan_sweep(
     numbers = tuple(range(seeds)) if isinstance(seeds, int) else tuple(seeds)
     if not numbers:
         raise UsageError(f"seeds {seeds!r}: expected at least one")
-    for name in probes or ():
-        host.probes[name]
+    host.probe_names(probes)  # raises if one is unknown
     if (count := chosen.size * len(numbers)) > MOST_POINTS and not yes:
         raise UsageError(
             f"the grid has {count:,} points ({chosen.size:,} configs, {len(numbers)} seeds): add --yes to run them"

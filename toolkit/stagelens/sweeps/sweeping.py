@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from stagelens.base import UsageError, content_name, make_folder, noting, safe_name, save_sealed, writing
 from stagelens.experiments import Experiment
 from stagelens.runs import SWEEP_FILE, SWEEPS, Run
+from stagelens.sweeps.checking import check_measures
 from stagelens.sweeps.executors import Executor, make_executor
 from stagelens.sweeps.laws import Law, fit_law
 from stagelens.sweeps.measures import Measure, Measured, parse_measure
@@ -66,6 +67,7 @@ def sweep(
     columns = parse_columns(fit)
     planned = plan_sweep(task, grid, seeds=seeds, **plan)
     check_columns(planned, columns)
+    check_measures(planned, wanted)
     worker = make_executor(executor, workers, address, results) if isinstance(executor, str) else executor
     if planned.warning:
         warnings.warn(planned.warning, stacklevel=2)

@@ -12,7 +12,7 @@ from stagelens.recording import ModelChanged, Probe, Recorder
 from stagelens.timelines import Reading, is_companion
 
 if TYPE_CHECKING:
-    from transformer_lens import HookedRootModule
+    from stagelens.models import HookedRootModule
 
 
 def check_probe(

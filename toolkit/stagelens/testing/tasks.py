@@ -25,6 +25,7 @@ from stagelens.experiments import (
     make_config,
     validate,
 )
+from stagelens.host import make_host
 from stagelens.recording import Recorder
 from stagelens.runs import checkpoint
 from stagelens.testing.devices import check_task_device
@@ -130,7 +131,11 @@ def _check_same(one: Training, two: Training, what: str) -> None:
 
 def _check_probes(task: Task) -> dict[str, str]:
     model = Training(task).model
-    recorder = Recorder(model, list(task.probes) if task.probes else None, eval_batch(task, "cpu"), task=task)
+    host = make_host()
+    host.probe_names(list(task.without))  # raises if one is unknown
+    usual = host.probe_names()
+    added = [probe for probe in task.probes or () if probe not in usual]  # classes too, which no plugin registers
+    recorder = Recorder(model, [*usual, *added], eval_batch(task, "cpu"), task=task, host=host)
     recorder.measure(0)
     assert not recorder.problems, f"{task.id}: a probe failed: {recorder.problems}"
     return dict(recorder.skipped)

@@ -185,7 +185,7 @@ def _ray() -> Any:
         with environment({"RAY_DEDUP_LOGS_SKIP_REGEX": DEATHS}):  # read when it is imported
             import ray
     except ImportError:
-        raise UsageError("--executor ray needs ray: pip install 'stagelens[ray]', or use --executor local") from None
+        raise UsageError("--executor ray needs ray: pip install ray, or use --executor local") from None
     return ray
 
 

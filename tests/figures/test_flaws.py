@@ -1,0 +1,33 @@
+"""No text of a figure overlaps another or leaves the canvas: any number of heads and layers, every task."""
+
+from __future__ import annotations
+
+import pytest
+from matplotlib.figure import Figure
+
+from kit.pictures import GROUPS, flaws, run_of_heads
+from kit.tiny import reported_run, task_ids
+from stagelens.figures import figures_of, loss_figure, probes_figure, specialization_figure, styled
+
+SIZES = [(1, 1), (1, 8), (1, 12), (2, 4), (6, 2)]
+
+
+@pytest.mark.parametrize("draw", [loss_figure, probes_figure, specialization_figure])
+@pytest.mark.parametrize(("layers", "heads"), SIZES)
+def test_figures_of_any_number_of_heads(draw, layers, heads, tmp_path):
+    run, _ = run_of_heads(tmp_path, layers, heads, GROUPS, stage_names=["the first is learned", "and the second"])
+    with styled():
+        assert not flaws(draw(run))
+
+
+@pytest.mark.parametrize("task", task_ids())
+def test_figures_of_every_task(task):
+    found = {name: flaws(figure) for name, figure in figures_of(reported_run(task)).items() if name != "overview"}
+    assert not {name: wrong for name, wrong in found.items() if wrong}
+
+
+def test_a_text_over_another_and_one_beyond_the_edge_are_found():
+    figure = Figure(figsize=(3, 2))
+    for x, y, words in ((0.5, 0.5, "one"), (0.51, 0.51, "two"), (0.98, 0.1, "beyond"), (0.1, 0.9, "alone")):
+        figure.text(x, y, words)
+    assert flaws(figure) == ["'beyond' leaves the canvas", "'one' overlaps 'two'"]
