@@ -1,51 +1,77 @@
-"""`images/claims.png`: every claim as last verified, one cell each, from `verified/`. Called by `make figures`."""
+"""`images/claims.png`: every claim as last verified, one cell each, from `verified/`. Called by `make figures`.
+
+The upper part of a cell has the verdict of the budget quick, the band at its bottom that of long.
+"""
 
 from __future__ import annotations
 
-import json
 import textwrap
 from pathlib import Path
 from typing import Any
 
+import verdicts
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 
 from stagelens.figures import save, styled
 
-DOCS = Path(__file__).parent
-PLUGINS = ("markov", "linear-icl", "recall", "rich", "emergence")
-# Light or dark, and a hatch for what went wrong: legible in grayscale.
+# Light or dark, and a hatch for what is not decided: legible in grayscale.
 FACES: dict[str, dict[str, Any]] = {
     "holds": {"facecolor": "#d9ecd9"},
     "differs": {"facecolor": "#e39a5c"},
-    "needs budget": {"facecolor": "white", "hatch": ".."},
-    "error": {"facecolor": "white", "hatch": "xx"},
+    "needs budget": {"facecolor": "white", "hatch": "...."},
+    "error": {"facecolor": "white", "hatch": "xxxx"},
 }
+BAND = 0.17  # height of the band, of a cell of height 0.9
 
 
-def picture(verdicts: dict[str, list[dict[str, Any]]]) -> Figure:
-    """One row for each plugin, one cell for each claim: its ID and title, and its verdict as the colour."""
-    columns = max(map(len, verdicts.values()))
+def picture(quick: dict[str, list[dict[str, Any]]], long: dict[str, dict[str, Any]]) -> Figure:
+    """Returns the figure: one row for each plugin, one cell for each claim with its ID, title and two verdicts."""
+    columns = max(map(len, quick.values()))
     with styled():
-        figure = Figure(figsize=(0.95 * columns + 1.1, 0.62 * len(verdicts) + 0.35))
+        figure = Figure(figsize=(0.95 * columns + 1.1, 0.7 * len(quick) + 0.4))
         axes = figure.subplots()
-        for y, (plugin, claims) in enumerate(verdicts.items()):
+        for y, (plugin, claims) in enumerate(quick.items()):
             axes.text(-0.1, y, plugin, ha="right", va="center")
             for x, claim in enumerate(claims):
-                axes.add_patch(Rectangle((x, y - 0.45), 0.94, 0.9, lw=0.5, ec="0.4", **FACES[claim["verdict"]]))
-                axes.text(x + 0.04, y - 0.38, claim["id"], fontsize=6.5, weight="bold", va="top")
-                title = "\n".join(textwrap.wrap(claim["title"], 21, max_lines=3, placeholder=" …"))
-                axes.text(x + 0.04, y - 0.13, title, fontsize=4.4, va="top", linespacing=1.15)
-        every = [claim["verdict"] for claims in verdicts.values() for claim in claims]
+                _cell(axes, x, y, claim, long[plugin].get(claim["id"]))
+        every = {
+            "quick": [claim["verdict"] for claims in quick.values() for claim in claims],
+            "long": [claim["verdict"] for claims in long.values() for claim in claims.values()],
+        }
         for verdict, face in FACES.items():
-            if verdict in every:
-                axes.add_patch(Rectangle((0, -9), 1, 1, ec="0.4", label=f"{every.count(verdict)} {verdict}", **face))
+            counts = {budget: found.count(verdict) for budget, found in every.items()}
+            if any(counts.values()):
+                label = f"{verdict}: {counts['quick']} quick, {counts['long']} long"
+                axes.add_patch(Rectangle((0, -9), 1, 1, ec="0.4", label=label, **face))
         axes.legend(loc="upper left", bbox_to_anchor=(0.075, 1.09), ncols=len(FACES), borderaxespad=0, handlelength=1.4)
-        axes.set(xlim=(-1.15, columns), ylim=(len(verdicts) - 0.5, -0.5))
+        axes.set(xlim=(-1.15, columns), ylim=(len(quick) - 0.5, -0.5))
         axes.set_axis_off()
     return figure
 
 
+def _cell(axes: Axes, x: float, y: float, quick: dict[str, Any], long: dict[str, Any] | None) -> None:
+    bottom = y + 0.45
+    axes.add_patch(Rectangle((x, y - 0.45), 0.94, 0.9 - BAND, lw=0.5, ec="0.4", **FACES[quick["verdict"]]))
+    face = FACES[long["verdict"]] if long else {"facecolor": "white"}
+    axes.add_patch(Rectangle((x, bottom - BAND), 0.94, BAND, lw=0.5, ec="0.4", **face))
+    box = _behind(quick["verdict"])
+    axes.text(x + 0.04, y - 0.39, quick["id"], fontsize=6.5, weight="bold", va="top", bbox=box)
+    word = f"long: {long['verdict']}" if long else "long: not yet"
+    axes.text(
+        x + 0.04, bottom - BAND / 2, word, fontsize=4.4, va="center", bbox=_behind(long["verdict"] if long else "")
+    )
+    title = "\n".join(textwrap.wrap(quick["title"], 21, max_lines=3, placeholder=" …"))
+    axes.text(x + 0.04, y - 0.17, title, fontsize=4.4, va="top", linespacing=1.1, bbox=box)
+
+
+def _behind(verdict: str) -> dict[str, Any] | None:
+    """Returns what is behind the text: white on a hatch, nothing on a plain colour."""
+    return {"facecolor": "white", "lw": 0, "pad": 0.2} if "hatch" in FACES.get(verdict, {}) else None
+
+
 if __name__ == "__main__":
-    kept = {name: json.loads((DOCS / "verified" / f"{name}.json").read_text(encoding="utf-8")) for name in PLUGINS}
-    save(picture(kept), DOCS / "images" / "claims.png")
+    shown = {plugin: list(verdicts.load(plugin, "quick").values()) for plugin in verdicts.PAPERS}
+    longer = {plugin: verdicts.load(plugin, "long") for plugin in verdicts.PAPERS}
+    save(picture(shown, longer), Path(__file__).parent / "images" / "claims.png")

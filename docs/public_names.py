@@ -1,6 +1,6 @@
 """The names that plugins may import from the toolkit, room by room, each with the first sentence of its documentation.
 
-`pages.py` makes the page `reference/rooms.md` of it. Nothing is imported: the names are read from the source.
+`reference_pages.py` writes it to `reference/names.md`. Nothing is imported: the names are read from the source.
 """
 
 from __future__ import annotations
@@ -16,21 +16,53 @@ ROOMS = ("base", "host", "timelines", "stages", "models", "experiments", "record
 
 def page() -> str:
     """Returns the Markdown page: a table of names for each room."""
-    lines = ["# Names for plugins", "", "What a plugin may import: `from stagelens.ROOM import NAME`.", ""]
-    lines += ["See [what is stable](../stability.md) and [the rooms](../architecture.md).", ""]
+    lines = [
+        "# Public names",
+        "",
+        "`import stagelens as sl` has the names of the first table. Plugins and programs may also",
+        "",
+    ]
+    lines[-2] += " import the names of the rooms: `from stagelens.ROOM import NAME`."
+    lines += [
+        "See [Python](api.md) for signatures, [what is stable](../stability.md) and [the rooms](../architecture.md).",
+        "",
+    ]
+    lines += _table("stagelens", public_names())
+    lines += _table("stagelens.testing", names_in("testing", "__init__.py"))
     for room in ROOMS:
-        lines += [f"## stagelens.{room}", "", "| name | what it is |", "|---|---|"]
-        lines += [f"| `{name}` | {text.replace('|', chr(92) + '|')} |" for name, text in sorted(names_in(room).items())]
-        lines.append("")
+        lines += _table(f"stagelens.{room}", names_in(room))
     return "\n".join(lines)
 
 
-def names_in(room: str) -> dict[str, str]:
-    """Returns each name that the room's `__init__.pyi` declares, with its description; empty if it has none."""
+def _table(title: str, names: dict[str, str]) -> list[str]:
+    rows = [f"| `{name}` | {text.replace('|', chr(92) + '|')} |" for name, text in sorted(names.items())]
+    return [f"## {title}", "", "| name | what it is |", "|---|---|", *rows, ""]
+
+
+def public_names() -> dict[str, str]:
+    """Returns the names of `stagelens` itself, each with its description."""
     found = {}
-    for node in ast.parse((TOOLKIT / room / "__init__.pyi").read_text(encoding="utf-8")).body:
+    for node in ast.parse((TOOLKIT / "__init__.pyi").read_text(encoding="utf-8")).body:
         if isinstance(node, ast.ImportFrom) and node.module:
-            source = (TOOLKIT / room / f"{node.module.replace(chr(46), chr(47))}.py").read_text(encoding="utf-8")
+            folder = TOOLKIT / node.module.replace(".", "/")
+            known = names_in(node.module) if folder.is_dir() else {}
+            for alias in node.names:
+                file = folder.with_suffix(".py")
+                source = file.read_text(encoding="utf-8") if file.is_file() else ""
+                text = known.get(alias.name) or _described(source, alias.name)
+                found[alias.name] = text or names_in("training").get(alias.name, "")  # `Recorder` wraps the engine's
+    return found
+
+
+def names_in(room: str, declared: str = "__init__.pyi") -> dict[str, str]:
+    """Returns each name that the room's `declared` file imports, with its description; empty if it has none."""
+    found = {}
+    for node in ast.parse((TOOLKIT / room / declared).read_text(encoding="utf-8")).body:
+        if isinstance(node, ast.ImportFrom) and node.module == "__future__":
+            continue
+        if isinstance(node, ast.ImportFrom) and node.module:
+            module = node.module.removeprefix(f"stagelens.{room}.")
+            source = (TOOLKIT / room / f"{module.replace('.', '/')}.py").read_text(encoding="utf-8")
             found |= {alias.name: _described(source, alias.name) for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
             for alias in node.names:
@@ -40,7 +72,10 @@ def names_in(room: str) -> dict[str, str]:
 
 
 def _described(source: str, name: str) -> str:
-    """Returns the first sentence of the docstring of `name`; of a constant the comment on its line, else its value."""
+    """Returns the first sentence of the docstring of `name`; of a constant the comment on its line, else its value.
+
+    A name of another library has the comment on the line of its import.
+    """
     lines = source.splitlines()
     for node in ast.parse(source).body:
         if isinstance(node, ast.FunctionDef | ast.ClassDef) and node.name == name:
@@ -48,6 +83,9 @@ def _described(source: str, name: str) -> str:
         if isinstance(node, ast.Assign | ast.AnnAssign) and name in _assigned(node):
             comment = re.search(r"  # (.*)$", lines[node.lineno - 1]) or re.match(r"# (.*)$", lines[node.lineno - 2])
             return comment[1] if comment else f"`{ast.unparse(node.value)[:80]}`" if node.value else ""
+        for alias in node.names if isinstance(node, ast.ImportFrom) else ():
+            if alias.asname == name and (comment := re.search(r"  # (.*)$", lines[alias.lineno - 1])):
+                return comment[1]
     return ""
 
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import Any
+from collections.abc import Iterable, Mapping
+from typing import Any, ClassVar
 
 import torch
 from stagelens import Probe, Reading
 from stagelens.recording import Reduced
+from stagelens.timelines import ReadingInfo
 from torch import Tensor
 
 
@@ -22,6 +23,10 @@ class Fourier(Probe):
     name = "fourier"
     title = "how the embedding of the numbers spreads over the frequencies of the cyclic group"
     gives = ("power", "concentration")
+    described: ClassVar[Mapping[str, ReadingInfo]] = {
+        "power": ReadingInfo("fraction of the squared norm in each frequency", ("frequency",), "fraction", 0, 1),
+        "concentration": ReadingInfo("sum of the three largest", (), "fraction", 0, 1, "about 6 / p"),
+    }
     default = False
 
     def applies(self, context: Any) -> str | None:

@@ -36,7 +36,7 @@ class Addition(Task):
             "steps": 25000,
         },
     }
-    probes: ClassVar[Sequence[str]] = ("attention_sparsity", "head_specialization", "weight_norms", "fourier")
+    probes: ClassVar[Sequence[str]] = ("fourier",)
 
     def __init__(self, config: Any, seed: int = 0) -> None:
         super().__init__(config, seed)
