@@ -1,7 +1,7 @@
-"""What the default probes cost, in training steps of the same model on the same batch.
+"""What a measurement of the default probes costs, in forward passes and in training steps of the same batch.
 
 Run with `python -m benchmarks.probes`. Times differ between machines and with what else runs there, so only ratios
-are given, of processor times taken in turns within one run. It exits with 1 where a bar is missed.
+are given, of processor times taken in turns within one run. It exits with 1 if a goal is missed.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from statistics import median
 from time import process_time
 
 import torch
+from benchmarks import measure
 from benchmarks.measure import Row, report
 from torch import Tensor
 from torch.nn.functional import cross_entropy
@@ -22,6 +23,16 @@ from stagelens.experiments.schedule import Schedule
 from stagelens.models import build_transformer
 
 BATCH, LENGTH, VOCAB = 32, 64, 64
+SIZES = {  # layers, heads, d_model, T, batch: at most so many forward passes per measurement
+    (2, 4, 64, 64, 32): 2.5,
+    (8, 8, 256, 128, 16): 2.0,
+    (12, 12, 768, 128, 4): 2.0,
+    (2, 4, 64, 512, 8): 3.0,
+    (4, 8, 128, 1024, 2): 3.0,
+}
+BASE = {"heads": 4, "layers": 2, "batch": 16}  # of the growth; each is multiplied by 4, with d_model 128, d_head 16
+GROWTH_BAR = 4.6  # of a measurement with 4 times as many; 4 is linear
+TRAINED = f"layers 2, heads 4, d_model 64, T {LENGTH}, batch {BATCH}"
 STEPS = 2000
 MEASUREMENT_BAR = 3.0  # training steps per measurement
 SHARE_BAR = 0.05  # of the time of a run on the default schedule
@@ -36,6 +47,48 @@ def sample(step: int) -> Tensor:
 def loss_of(model: torch.nn.Module, batch: Tensor) -> Tensor:
     logits = model(batch)
     return cross_entropy(logits[:, :-1].flatten(0, 1), batch[:, 1:].flatten())
+
+
+class Measured:
+    """A transformer of a given size, which is measured with the default probes on one batch."""
+
+    def __init__(
+        self, layers: int, heads: int, d_model: int, length: int, batch: int, d_head: int | None = None
+    ) -> None:
+        sizes = {"n_layers": layers, "n_heads": heads, "d_model": d_model, "n_ctx": length, "d_head": d_head}
+        self.model = build_transformer(**sizes, d_vocab=VOCAB, d_mlp=4 * d_model, seed=0).eval()
+        self.batch = torch.randint(VOCAB, (batch, length), generator=generator(0, "batch"))
+        self.recorder = sl.Recorder(self.model, batch=self.batch, loss=loss_of)
+
+    def forward(self) -> None:
+        with torch.no_grad():
+            self.model(self.batch)
+
+    def measure(self) -> None:
+        self.recorder.measure(0)
+
+
+def cost_by_size() -> list[Row]:
+    """Returns the cost of a measurement in forward passes, for each size."""
+    rows = []
+    for size, goal in SIZES.items():
+        made = Measured(*size)
+        times = measure.in_turns({"forward": made.forward, "measured": made.measure}, 15, clock=process_time)
+        name = "layers {}, heads {}, d_model {}, T {}, batch {}".format(*size)
+        rows.append(Row(name, measure.ratio(times, "measured", "forward"), at_most=goal, unit="forward passes"))
+    return rows
+
+
+def growth() -> list[Row]:
+    """Returns how a measurement grows with heads, layers and batch."""
+    rows = []
+    for what in BASE:
+        small, large = (BASE | {what: times * BASE[what]} for times in (1, 4))
+        made = [Measured(n["layers"], n["heads"], 128, LENGTH, n["batch"], d_head=16) for n in (small, large)]
+        times = measure.in_turns({"small": made[0].measure, "large": made[1].measure}, 15, clock=process_time)
+        name = f"{large[what]} / {small[what]} {what}" if what != "batch" else f"batch {large[what]} / {small[what]}"
+        rows.append(Row(f"a measurement: {name}", measure.ratio(times, "large", "small"), at_most=GROWTH_BAR))
+    return rows
 
 
 class Training:
@@ -114,17 +167,20 @@ def share_of_a_run() -> tuple[int, float]:
 
 
 def main() -> int:
+    rows = [*cost_by_size(), *growth()]
+    threads = torch.get_num_threads()
     torch.set_num_threads(1)
     ratio = cost_of_a_measurement()
     count, share = share_of_a_run()
+    torch.set_num_threads(threads)
     counted = count * ratio / (count * ratio + STEPS)
-    rows = [
-        Row("one measurement", ratio, at_most=MEASUREMENT_BAR, unit="steps"),
-        Row(f"share of a run, {count} measurements x cost", counted, at_most=SHARE_BAR, unit=""),
-        Row("share of a run, as timed", share, at_most=SHARE_BAR, unit=""),
+    rows += [
+        Row(f"{TRAINED}: one measurement", ratio, at_most=MEASUREMENT_BAR, unit="training steps"),
+        Row(f"fraction of a run of {STEPS:,} steps, {count} measurements x cost", counted, at_most=SHARE_BAR, unit=""),
+        Row(f"fraction of a run of {STEPS:,} steps, as timed", share, at_most=SHARE_BAR, unit=""),
     ]
     print()
-    return report(__file__, rows, f"2 layers, 4 heads, d = 64, T = {LENGTH}, batch {BATCH}; {STEPS:,} steps")
+    return report(__file__, rows, "forward passes of the same model on the same batch; training on one thread")
 
 
 if __name__ == "__main__":
