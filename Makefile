@@ -4,10 +4,17 @@ VENV := .venv
 BIN := $(VENV)/bin
 RUN := $(BIN)/stagelens
 
-.PHONY: demo test stress lint audit types docs bench verify figures notebooks clean
+.PHONY: demo test stress lint audit types docs bench verify verify-long gallery figures induction notebooks clean
 
+# Trains a small transformer on which all four probes apply, measures it as it trains, and says what formed when.
+DEMO := runs/demo
 demo: $(VENV)/.installed
-	$(RUN) run markov
+	@echo "Training a one-layer transformer with three heads on a Markov chain, with four probes: about half a minute."
+	$(RUN) run markov/full --name demo --replace
+	@echo
+	@echo "Look at $(DEMO)/figures/overview.png: the loss with its stages, and below it what each head became."
+	@echo "Open    $(DEMO)/report.html in a browser: every reading of every head as an interactive chart."
+	@echo "Try     $(RUN) run recall/transformer, or $(RUN) tasks for all tasks; docs/tutorial continues from here."
 
 test: $(VENV)/.installed-dev
 	$(MAKE) --jobs 2 lint types docs
@@ -33,6 +40,7 @@ audit: $(VENV)/.installed-dev
 
 types: $(VENV)/.installed-dev
 	$(BIN)/mypy
+	$(BIN)/python docs/snippets.py
 
 # One script for each figure; what they find is kept in benchmarks/results and shown in docs/speed.md.
 BENCHMARKS := $(filter-out measure plain page,$(basename $(notdir $(wildcard benchmarks/*.py))))
@@ -44,16 +52,25 @@ bench: $(VENV)/.installed-dev
 	@missed=""; for name in $(BENCHMARKS); do echo "== $$name"; $(BIN)/python -m benchmarks.$$name || missed="$$missed $$name"; done; \
 	  $(BIN)/python -m benchmarks.page; test -z "$$missed" || { echo "missed a bar:$$missed"; exit 1; }
 
-# Every claim, and the verdicts as the docs show them.
+# Every claim, and the verdicts as the docs show them: about half an hour. Each verdict is written when it is decided, and
+# the same command goes on after an interruption. `make verify ARGS="markov --claim M1 --again"` verifies some anew.
 verify: $(VENV)/.installed
-	mkdir -p docs/verified
-	for plugin in markov linear-icl recall rich emergence; do \
-	  $(RUN) verify $$plugin --json > docs/verified/$$plugin.json || exit 1; done
+	$(BIN)/python docs/verify.py $(ARGS)
+
+# The same with larger runs: up to 20 minutes per claim, six hours in all on two cores.
+verify-long: $(VENV)/.installed
+	$(BIN)/python docs/verify.py --budget long $(ARGS)
+
+# The figures of the papers, for the gallery in the docs, from the runs of `make verify`. `ARGS=--again` draws all anew.
+gallery: $(VENV)/.installed
+	$(BIN)/python docs/gallery.py $(ARGS)
 
 # The pictures of README and docs, made by the commands that stand beside them.
 figures: $(VENV)/.installed
 	rm -rf runs/figures && mkdir -p runs/figures
 	$(RUN) run markov --runs runs/figures
+	$(RUN) run markov/full --runs runs/figures --name overview
+	cp runs/figures/overview/figures/overview.png docs/images/overview.png
 	$(RUN) run recall/flow --runs runs/figures
 	$(RUN) run linear-icl/flow --runs runs/figures
 	cp runs/figures/markov-minimal-quick-seed0/figures/specialization.png docs/images/markov.png
@@ -63,6 +80,21 @@ figures: $(VENV)/.installed
 	  --runs runs/figures --name plateau
 	cp runs/figures/sweeps/plateau/figures/law.png docs/images/sweep.png
 	$(BIN)/python docs/claims_picture.py
+	$(RUN) run markov/full --runs runs/figures --name demo
+	cp runs/figures/demo/figures/overview.png docs/images/overview.png
+	mkdir -p docs/images/run
+	for figure in probes loss specialization attention stages trajectory; do \
+	  cp runs/figures/demo/figures/$$figure.png docs/images/run/ || exit 1; done
+	for task in linear-icl/separate recall/original rich/text emergence/recall; do \
+	  name=$$(echo $$task | tr / -); $(RUN) run $$task --runs runs/figures --name $$name && \
+	  cp runs/figures/$$name/figures/overview.png docs/images/run/$$name.png || exit 1; done
+
+# The example of docs/induction.md: trains a small language model, and writes the page's numbers and figure.
+induction: $(VENV)/.installed
+	rm -rf runs/induction runs/training
+	$(BIN)/python docs/examples/induction/train.py runs/training
+	$(RUN) probe runs/training --text runs/training/held_out.txt --length 128 --name induction
+	$(BIN)/python docs/examples/induction/page.py runs/induction
 
 # The notebooks with their outputs, as the docs show them.
 notebooks: $(VENV)/.installed-dev
@@ -72,12 +104,18 @@ clean:
 	rm -rf $(VENV) runs site .mypy_cache .ruff_cache .pytest_cache
 
 $(VENV)/bin/python:
+	@echo "Making a Python environment in $(VENV) ..."
 	$(PYTHON) -m venv $(VENV)
 
+# pip names each package as it collects and installs it, so that nobody waits in silence.
+PIP := $(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt
+
 $(VENV)/.installed: $(VENV)/bin/python pyproject.toml constraints.txt
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e .
+	@echo "Installing stagelens with torch and TransformerLens into $(VENV): once, about two minutes."
+	$(PIP) -e .
 	@touch $@
 
 $(VENV)/.installed-dev: $(VENV)/.installed pyproject.toml constraints.txt
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	@echo "Installing the tools for tests and docs into $(VENV): once."
+	$(PIP) -e '.[dev]'
 	@touch $@

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import shutil
 import subprocess
@@ -26,6 +27,23 @@ from kit.swept import Here
 
 ROOT = Path(__file__).parent.parent
 STAGELENS = [sys.executable, "-c", "from stagelens.cli import main; main()"]
+# A program that runs several commands in one process, because each start of Python imports torch. `sys.argv[1]` has
+# their words by name, as JSON. `answers` has what each printed, also as JSON.
+SEVERAL = """
+import contextlib, io, json, sys
+from stagelens.cli import main
+
+arguments, stdout, answers = sys.argv, sys.stdout, {}
+for name, words in json.loads(arguments[1]).items():
+    sys.argv, out = ["stagelens", *words], io.StringIO()
+    try:
+        with contextlib.redirect_stdout(out):
+            main()
+    except SystemExit as ended:
+        assert not ended.code, (words, ended.code)
+    answers[name] = json.loads(out.getvalue())
+sys.argv = arguments
+"""
 
 settings.register_profile("stagelens", deadline=None, max_examples=25, derandomize=True)
 settings.register_profile("stress", deadline=None, max_examples=200, derandomize=False, print_blob=True)
@@ -37,6 +55,36 @@ def pytest_configure(config):
     if STORE not in os.environ:
         os.environ[STORE] = tempfile.mkdtemp(prefix="stagelens-tests-")
         config.add_cleanup(lambda: shutil.rmtree(os.environ.pop(STORE), ignore_errors=True))
+
+
+# The files that take longest, in CPU seconds. Workers get whole files; with these first, both end at the same time.
+LONGEST = (
+    "training/test_seeds_together.py",
+    "project/test_docs.py",
+    "plugins/test_every_run.py",
+    "plugins/test_every_answer.py",
+    "host/test_installed_plugins.py",
+    "sweeps/test_executors.py",
+    "project/test_notebooks.py",
+    "project/test_golden.py",
+    "training/test_resume.py",
+    "training/test_faults.py",
+    "claims/test_verifying.py",
+    "project/test_frozen_plugin.py",
+)
+
+
+def pytest_collection_modifyitems(items):
+    """Starts with the longest files. Python's sort is stable, so the order within a file stays."""
+    rank = {ROOT / "tests" / name: number for number, name in enumerate(LONGEST)}
+    items.sort(key=lambda item: rank.get(item.path, len(rank)))
+
+
+def pytest_collection_finish():
+    """Takes torch and the other modules out of garbage collection, which would visit their objects again and again."""
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(50_000, 20, 20)
 
 
 @pytest.fixture(autouse=True, scope="session")

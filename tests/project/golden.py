@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -94,6 +94,14 @@ def differences(pinned: Numbers, found: Numbers) -> Iterator[str]:
             yield f"{name} is new"
         else:
             yield from _difference(name, pinned[name], found[name])
+
+
+def unexpected(pinned: Mapping[str, Numbers], found: Mapping[str, Numbers], changed: Collection[str]) -> Iterator[str]:
+    """One line for each difference that is neither a new task or series nor in a series of `changed`."""
+    for key, numbers in pinned.items():
+        before = {name: one for name, one in numbers.items() if name not in changed}
+        after = {name: one for name, one in found.get(key, {}).items() if name in before}
+        yield from (f"{key}: {line}" for line in differences(before, after))
 
 
 def _difference(name: str, pinned: Series, found: Series) -> Iterator[str]:

@@ -1,6 +1,6 @@
 """Writes the pinned data of `tests/project` anew. README.md says when to do that.
 
-python tests/project/pin.py golden
+python tests/project/pin.py golden [SERIES ...]
 python tests/project/pin.py surface
 python tests/project/pin.py runs 0.2.0
 """
@@ -10,24 +10,34 @@ from __future__ import annotations
 import os
 import sys
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 os.environ["OMP_NUM_THREADS"] = "1"
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 
-def pin_golden() -> None:
+def pin_golden(*changed: str) -> None:
+    """Adds new tasks and new series, and replaces the series named `changed`. Any other difference is an error."""
     import torch
 
+    from kit.store import ENVIRONMENT
     from project import golden
 
     torch.set_num_threads(1)
-    golden.save(golden.measure())
+    with TemporaryDirectory() as store:
+        os.environ[ENVIRONMENT] = store
+        pinned, found = golden.load(), golden.measure()
+    if wrong := list(golden.unexpected(pinned, found, changed)):
+        sys.exit("\n".join(["nothing is written; name the series that are meant to change:", *wrong]))
+    golden.save(found)
 
 
 def pin_surface() -> None:
-    from project import surface
+    from project import schemas, surface
 
     surface.save(surface.measure())
+    schemas.save()
+    print("now run `python docs/reference_pages.py`: the page about JSON shows the schemas")  # noqa: T201
 
 
 def pin_runs(version: str) -> None:

@@ -22,6 +22,7 @@ MODULES = ("stagelens", "stagelens.models", "stagelens.claims", "stagelens.testi
 # Objects whose keys are data (config keys, series, probes, ...) and no part of the surface.
 DATA = ("config", "final", "skipped", "problems", "events", "exponents", "seeds", "spread", "files")
 OLD = FOLDER / "0.1.0"
+ANSWERS: dict[str, list[Any]] = {}  # what the commands printed when `measure` was last called
 
 
 def measure() -> dict[str, Any]:
@@ -92,10 +93,10 @@ def json_keys() -> dict[str, list[str]]:
     """The keys that each command prints with `--json`, as paths such as `stages[].kind`, from really running it."""
     with TemporaryDirectory() as folder, chdir(folder):
         shutil.copytree(OLD, "runs")
-        found: dict[str, set[str]] = {}
+        ANSWERS.clear()
         for title, words in calls():
-            found.setdefault(title, set()).update(_paths(_answer(*words)))
-    return {title: sorted(paths) for title, paths in found.items()}
+            ANSWERS.setdefault(title, []).append(_answer(*words))
+    return {title: sorted({path for one in some for path in _paths(one)}) for title, some in ANSWERS.items()}
 
 
 def calls() -> list[tuple[str, list[str]]]:
@@ -109,7 +110,10 @@ def calls() -> list[tuple[str, list[str]]]:
     drawing = ["--plugin-dir", str(Path(__file__).parents[1] / "kit" / "figures_plugin.py")]
     return [
         ("tasks", ["tasks"]),
+        ("tasks TASK", ["tasks", "recall/flow", "--time"]),
+        ("tasks TASK", ["tasks", "rich/toy"]),
         ("probes", ["probes"]),
+        ("probes PROBE", ["probes", "induction"]),
         ("plugins", ["plugins"]),
         ("doctor", ["doctor"]),
         ("runs", ["runs"]),
@@ -117,7 +121,8 @@ def calls() -> list[tuple[str, list[str]]]:
         ("export", ["export", "training", "--format", "csv"]),
         ("stages", ["stages", "training"]),
         ("stages", ["stages", "curve.csv"]),
-        ("compare", ["compare", "training", "flow"]),
+        ("stages --joint", ["stages", "training", "--joint"]),
+        ("compare", ["compare", "training", "flow", "-o", "both.csv"]),
         ("compare", ["compare", "ensemble-seed0", "ensemble-seed1", "--align", "fraction"]),
         ("report", ["report", "flow", "-o", "page.html"]),
         ("run", ["run", "recall/flow", *_sets("recall/flow"), "--name", "new"]),
@@ -188,6 +193,14 @@ def _paths(value: Any, path: str = "") -> Iterator[str]:
                 yield from (inner for one in item.values() for inner in _paths(one, f"{here}.*"))
             else:
                 yield from _paths(item, here)
+
+
+def measured_keys(schema: dict[str, Any], path: str = "") -> set[str]:
+    """The keys that a JSON Schema names, as paths."""
+    found = measured_keys(schema["items"], f"{path}[]") if "items" in schema else set()
+    for key, inner in schema.get("properties", {}).items():
+        found |= {f"{path}.{key}", *measured_keys(inner, f"{path}.{key}")}
+    return found
 
 
 def save(surface: dict[str, Any], path: Path = FILE) -> None:

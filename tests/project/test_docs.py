@@ -1,4 +1,4 @@
-"""What README and docs show is what happens: their snippets and commands are run, page by page, in order.
+"""What README and docs show is what happens: their Python blocks and commands are run, page by page, in order.
 
 A page's blocks share one folder and one set of names, as for a reader who types them. What would take minutes
 (`verify`, presets other than `quick`, tasks not in QUICK) is not run but parsed, config and all. Runs of registered
@@ -13,6 +13,7 @@ import pkgutil
 import re
 import shlex
 import shutil
+import sys
 from pathlib import Path
 
 import matplotlib
@@ -22,22 +23,21 @@ import typer
 import stagelens.cli
 from conftest import ROOT
 from kit import store
+from kit.printed import assert_same_text
 from stagelens.cli.main import app
 from stagelens.experiments.config import make_config
 from stagelens.host.host import make_host
 
 matplotlib.use("Agg")
 
-PAGES = sorted([ROOT / "README.md", *ROOT.glob("docs/**/*.md"), *ROOT.glob("plugins/*/README.md")])
-PAGES = [page for page in PAGES if "examples" not in page.parts]
-BLOCK = re.compile(r"^```(\w*)\n(.*?)^```", re.DOTALL | re.MULTILINE)
+sys.path.insert(0, str(ROOT / "docs"))
+from snippets import EXAMPLES, blocks, pages
+
+PAGES = pages()
+NOT_RUN = ("text", "toml", "sql", "bibtex", "")  # languages of blocks that show something else than code to type
 QUICK = {"markov", "recall/flow", "linear-icl/flow", "my-paper"}  # tasks that a reader waits for less than a minute
 LONG = {"verify", "figure"}  # commands that take minutes whatever they are given
 PLACEHOLDER = re.compile(r"\b(RUN|RUN_or_CSV|TASK|COMMAND|CHECKPOINT|DIR|PLUGIN|NAME|FILE)\b|\[")
-
-
-def blocks(page: Path) -> list[tuple[str, str]]:
-    return BLOCK.findall(page.read_text(encoding="utf-8"))
 
 
 def commands(block: str) -> list[list[str]]:
@@ -47,18 +47,21 @@ def commands(block: str) -> list[list[str]]:
     return [words[1:] for words in calls if not PLACEHOLDER.search(" ".join(words))]
 
 
-WITH_BLOCKS = [page for page in PAGES if any(language in ("python", "sh", "console") for language, _ in blocks(page))]
+WITH_BLOCKS = [page for page in PAGES if any(block.language in ("python", "sh", "console") for block in blocks(page))]
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("page", WITH_BLOCKS, ids=lambda page: str(page.relative_to(ROOT)))
-def test_the_snippets_and_commands_of_a_page_run(page, cli, trained_once):
+def test_the_snippets_and_commands_of_a_page_run(page, cli, trained_once, capsys):
     names = {"__name__": page.stem}
-    for language, text in blocks(page):
-        if language == "python":
-            exec(compile(text, str(page), "exec"), names)
-        elif language in ("sh", "console"):
-            for words in commands(text):
+    for block in blocks(page):
+        if block.language == "python" and not block.title:
+            capsys.readouterr()
+            exec(compile(block.text, str(page), "exec"), names)
+            if block.printed is not None:
+                assert_same_text(capsys.readouterr().out, block.printed)
+        elif block.language in ("sh", "console"):
+            for words in commands(block.text):
                 _call(words, cli)
 
 
@@ -83,16 +86,28 @@ def _call(words, cli):
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_every_command_that_a_page_shows_can_be_parsed(page):
     """Also those that take too long to run or need a cluster."""
-    for language, text in blocks(page):
-        assert language in ("python", "sh", "console", "text", "toml", ""), f"a block of {language!r} is never run"
-        for words in commands(text):
+    for block in blocks(page):
+        known = (*NOT_RUN, "python", "sh", "console")
+        assert block.language in known, f"a block of {block.language!r} is never run"
+        for words in commands(block.text):
             _parses(words)
+
+
+def test_the_files_that_the_tutorial_shows_are_those_of_the_example():
+    example = EXAMPLES / "statistical_induction"
+    places = (example, example / "src" / "stagelens_statistical_induction")
+    shown = [block for block in blocks(ROOT / "docs" / "tutorial" / "plugin.md") if block.title]
+    for block in shown:
+        (file,) = [place / block.title for place in places if (place / block.title).is_file()]
+        assert block.text.strip() in file.read_text(encoding="utf-8"), block.title
+    source = {path.relative_to(places[1]).as_posix() for path in places[1].rglob("*.py")}
+    assert source - {block.title for block in shown} == {"claims/__init__.py", "figures/__init__.py"}
 
 
 def test_no_page_that_teaches_is_passed_over():
     taught = [ROOT / "README.md", *ROOT.glob("docs/tutorial/*.md")]
     for page in taught:
-        assert any(language == "python" or commands(text) for language, text in blocks(page)), page
+        assert any(block.language == "python" or commands(block.text) for block in blocks(page)), page
 
 
 def _parses(words: list[str]) -> None:
@@ -113,7 +128,7 @@ def _parses(words: list[str]) -> None:
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_the_links_of_a_page_lead_somewhere(page):
-    made = {ROOT / "docs" / "changelog.md", ROOT / "docs" / "reference" / "rooms.md"}  # by the site
+    made = {ROOT / "docs" / "changelog.md"}  # by the site
     for target in re.findall(r"\]\(([^)#\s]+)\)", page.read_text(encoding="utf-8")):
         place = (page.parent / target).resolve()
         assert "://" in target or place.exists() or place in made, target

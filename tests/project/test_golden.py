@@ -12,7 +12,7 @@ import stagelens as sl
 from kit.tiny import exact_run, host, reported_run, task_ids, tiny_settings
 from project import golden
 
-HOW = "if the change is meant, run `python tests/project/pin.py golden` and say why in the changelog"
+HOW = "if the change is meant, run `python tests/project/pin.py golden SERIES` and say why in the changelog"
 PINNED = golden.load()
 STANDARD = ("quick", "paper")
 
@@ -38,6 +38,15 @@ def test_a_change_of_a_few_millionths_is_a_difference():
     nan = {"loss": golden.Series((), np.array([2.0, np.nan]))}
     assert len(list(golden.differences(nan, {"loss": before["loss"]}))) == 1
     assert len(list(golden.differences({"loss": before["loss"]}, nan))) == 1
+
+
+def test_pinning_adds_what_is_new_and_refuses_what_changed_unless_it_is_named():
+    one, two = (golden.Series((), np.array([value])) for value in (1.0, 2.0))
+    pinned = {"task 0": {"loss": one, "gone": one}}
+    found = {"task 0": {"loss": two, "new": one}, "new task 0": {"loss": one}}
+    assert [line.split()[2] for line in golden.unexpected(pinned, found, ())] == ["loss", "gone"]
+    assert [line.split()[2] for line in golden.unexpected(pinned, found, ("loss",))] == ["gone"]
+    assert not list(golden.unexpected(pinned, found, ("loss", "gone")))
 
 
 @pytest.mark.parametrize("task_id", task_ids())

@@ -8,6 +8,7 @@ import json
 import re
 import subprocess
 import sys
+from functools import cache
 
 import pytest
 
@@ -20,9 +21,20 @@ TREES = {"toolkit": ("stagelens",), "probes": ("stagelens_probes",), "plugins": 
 PACKAGE_FILES = sorted(path for tree in TREES for path in (ROOT / tree).rglob("*.py"))
 
 
+@cache
+def nodes_of(path):
+    """All nodes of a file's code, each file parsed once for all tests here."""
+    return list(ast.walk(ast.parse(path.read_text(encoding="utf-8"))))
+
+
+@cache
 def imported(path):
     """The modules that a file imports, also inside functions."""
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+    return list(_imported(path))
+
+
+def _imported(path):
+    for node in nodes_of(path):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
@@ -98,11 +110,11 @@ def assert_as_declared(package, stub):
         assert getattr(package, name) is getattr(home, original), name
 
 
-def not_public(source):
-    """The names that a plugin's source imports from the toolkit although they are not public, or not documented."""
+def not_public(nodes):
+    """The names that a plugin's code imports from the toolkit although they are not public, or not documented."""
     import stagelens
 
-    for node in ast.walk(ast.parse(source)):
+    for node in nodes:
         if not isinstance(node, ast.ImportFrom) or (node.module or "").partition(".")[0] != "stagelens":
             continue
         room = (node.module or "").partition(".")[2]
@@ -110,18 +122,21 @@ def not_public(source):
             continue
         documented = set(stagelens.__all__)
         if room:
-            documented = (
-                {name for name, text in public_names.names_in(room).items() if text} if room in PUBLIC else set()
-            )
+            documented = documented_in(room) if room in PUBLIC else set()
         yield from (f"{node.module}.{alias.name}" for alias in node.names if alias.name not in documented)
 
 
 PUBLIC = public_names.ROOMS
 
 
+@cache
+def documented_in(room):
+    return {name for name, text in public_names.names_in(room).items() if text}
+
+
 def test_what_built_in_plugins_and_probes_import_is_public_and_documented():
     built_in = [path for path in PACKAGE_FILES if path.relative_to(ROOT).parts[0] != "toolkit"]
-    found = {path.name: names for path in built_in if (names := list(not_public(path.read_text(encoding="utf-8"))))}
+    found = {path.name: names for path in built_in if (names := list(not_public(nodes_of(path))))}
     assert not found
 
 
@@ -129,12 +144,13 @@ def test_a_name_behind_a_door_or_of_another_room_is_not_public():
     source = (
         "from stagelens.training import run\nfrom stagelens.base.files import writing\nfrom stagelens.base import files"
     )
-    assert list(not_public(source)) == [
+    assert list(not_public(ast.walk(ast.parse(source)))) == [
         "stagelens.training.run",
         "stagelens.base.files.writing",
         "stagelens.base.files",
     ]
-    assert not list(not_public("from stagelens import run\nfrom stagelens.recording import Probe, ProbeContext"))
+    public = "from stagelens import run\nfrom stagelens.recording import Probe, ProbeContext"
+    assert not list(not_public(ast.walk(ast.parse(public))))
 
 
 def test_the_rooms_that_are_stable_are_those_of_the_docs():
@@ -152,7 +168,7 @@ def test_the_path_of_a_measurement_is_as_the_docs_say():
             path for tree in TREES for path in (ROOT / tree).glob(file if tree != "toolkit" else f"stagelens/{file}")
         ]
         (path,) = trees
-        defined = [n.name for n in ast.walk(ast.parse(path.read_text(encoding="utf-8"))) if hasattr(n, "name")]
+        defined = [node.name for node in nodes_of(path) if hasattr(node, "name")]
         assert set(name.split(".")) <= set(defined), (file, name)
     rooms = [file.partition("/")[0] for file, _ in hops]
     assert len(set(rooms)) == len(rooms)
@@ -177,7 +193,7 @@ def test_a_function_fits_on_a_screen():
     long = [
         f"{path.relative_to(ROOT)}: {node.name} has {body_length(node)} lines"
         for path in PACKAGE_FILES
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        for node in nodes_of(path)
         if isinstance(node, ast.FunctionDef) and body_length(node) > LONGEST_FUNCTION
     ]
     assert not long
@@ -185,7 +201,7 @@ def test_a_function_fits_on_a_screen():
 
 def names_in(path):
     """The identifiers of a file's code; comments, docstrings and messages may speak of anything."""
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+    for node in nodes_of(path):
         if isinstance(node, ast.Name):
             yield node.id
         elif isinstance(node, ast.Attribute):

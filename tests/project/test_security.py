@@ -23,7 +23,7 @@ from stagelens.base.documents import MOST_DEPTH, MOST_YAML, read_yaml, save_seal
 from stagelens.base.errors import EnvironmentFault, UsageError
 from stagelens.host.host import make_host
 from stagelens.runs import catalogue, checkpoint, points_of
-from stagelens.training.saved_checkpoints import load_weights
+from stagelens.training.saved_checkpoints.weights import load_weights
 
 CODE = sorted(path for tree in ("toolkit", "probes", "plugins") for path in (ROOT / tree).rglob("*.py"))
 LOSS = {"loss": staircase(STEPS, (200, 600), (3.0, 2.0, 1.0))}
@@ -58,7 +58,7 @@ def test_a_yaml_file_runs_no_code_and_does_not_swell(tmp_path):
         f"a: &a [x]\n{layers}": "line 2: an alias",
         "a: &a [*a]\n": "line 1: an alias",
         "[" * 5000: f"more than {MOST_DEPTH} deep",
-        "T: 1\nT: 2\n": "'T' is there twice",
+        "T: 1\nT: 2\n": "'T' occurs twice",
         "#" * (MOST_YAML + 1): "more than 1,048,576 bytes",
     }.items():
         file.write_text(text)
@@ -153,7 +153,7 @@ def test_a_link_in_a_run_cannot_lead_out(runs, file):
     (runs / "mine" / file).unlink(missing_ok=True)
     (runs / "mine" / file).symlink_to(runs.parent / "outside" / ("" if "." not in file else "secret"))
     for use in (lambda: sl.load("mine", runs), lambda: sl.load(runs / "mine")):
-        with pytest.raises(UsageError, match="is a link that leads out of the folder of runs"):
+        with pytest.raises(UsageError, match="is a link that leads out of the runs directory"):
             use()
     assert catalogue(runs) == []
     assert (runs.parent / "outside" / "secret").read_text() == "secret"
@@ -185,7 +185,7 @@ def test_linked_checkpoints_and_figures_are_not_read(runs):
 def test_nobody_waits_at_a_pipe(runs, file):
     (runs / "mine" / file).unlink(missing_ok=True)
     os.mkfifo(runs / "mine" / file)
-    with pytest.raises(UsageError, match="is neither a file nor a folder"):
+    with pytest.raises(UsageError, match="is neither a file nor a directory"):
         sl.load("mine", runs)
 
 
@@ -269,7 +269,7 @@ def test_listing_without_importing_says_what_would_be_loaded_and_from_where(fore
     assert (evil["version"], evil["status"]) == ("6.6", "left out")
     assert evil["file"].endswith(str(Path("evil_package") / "plugin.py"))
     assert squatter["status"] == "left out" and squatter["file"].endswith("evil_squatter.py")
-    assert evil["error"] == "it is not allowed, and was not imported; --allow evil lets it in"
+    assert evil["error"] == "it is not allowed, and was not imported; add --allow evil to import it"
     built_in = rows["markov", "stagelens"]
     assert (built_in["status"], built_in["error"]) == ("loaded", "") and Path(built_in["file"]).is_file()
     assert [row for row in rows.values() if not (row["version"] and row["file"])] == []
@@ -302,7 +302,7 @@ def test_the_allow_list_lets_in_what_it_names_and_nothing_else(foreign, tmp_path
 def test_a_plugin_that_takes_a_built_in_name_is_not_even_imported(foreign):
     host = make_host(allow=["markov"])
     (squatter,) = [plugin for plugin in host.plugins if plugin.name == "markov" and plugin.distribution == "evil"]
-    assert squatter.status == "failed" and "loaded already" in squatter.error
+    assert squatter.status == "failed" and "already loaded" in squatter.error
     assert "evil_squatter" not in sys.modules and not foreign.exists()
     assert host.task("markov").id == "markov/minimal"
 

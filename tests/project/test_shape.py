@@ -27,7 +27,7 @@ FILES = {
 }
 FOLDERS = {"data", "tasks", "claims", "figures"}  # with one file per family; `data` and `tasks` may be files instead
 PAPERS = ("markov", "linear_icl", "recall", "rich", "emergence")
-EXAMPLE = ROOT / "docs/examples/grokking/src/stagelens_grokking"
+EXAMPLES = sorted((ROOT / "docs/examples").glob("*/src/*"))
 
 
 def package_of(paper: str) -> Path:
@@ -94,8 +94,9 @@ def test_the_skeleton_has_files_of_the_common_names_only(tmp_path):
     }
 
 
-def test_the_example_has_files_of_the_common_names_only():
-    assert wrong_names(EXAMPLE) == [] and (EXAMPLE / "config.py").is_file() and (EXAMPLE / "losses.py").is_file()
+@pytest.mark.parametrize("example", EXAMPLES, ids=lambda path: path.name)
+def test_an_example_has_files_of_the_common_names_only(example):
+    assert wrong_names(example) == [] and (example / "config.py").is_file() and (example / "losses.py").is_file()
 
 
 def test_a_file_of_another_name_is_found(tmp_path):

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import importlib
+import json
 
-from project import surface
+import pytest
+
+from project import schemas, surface
 
 HOW = (
     "The public surface is not the pinned one ('-' is gone, '+' is new). Whatever is gone needs a deprecation first "
@@ -12,9 +15,37 @@ HOW = (
 )
 
 
-def test_the_public_surface_is_the_pinned_one():
-    wrong = list(surface.differences(surface.load(), surface.measure()))
+@pytest.fixture(scope="module")
+def measured():
+    return surface.measure()
+
+
+def test_the_public_surface_is_the_pinned_one(measured):
+    wrong = list(surface.differences(surface.load(), measured))
     assert not wrong, "\n".join([HOW, *wrong])
+
+
+def test_every_answer_fits_its_json_schema(measured):
+    """A key or a type that a schema lacks is a stale schema, or an answer that changed."""
+    jsonschema = pytest.importorskip("jsonschema")
+    assert {path.name for path in schemas.FOLDER.iterdir()} == {
+        schemas.path_of(title).name for title in surface.ANSWERS
+    }
+    for title, answers in surface.ANSWERS.items():
+        schema = json.loads(schemas.path_of(title).read_text(encoding="utf-8"))
+        for answer in answers:
+            jsonschema.validate(answer, schema)
+        new = surface.measured_keys(schemas.infer(answers)) - surface.measured_keys(schema)
+        assert not new, f"{title}: {HOW} New: {sorted(new)}"
+
+
+def test_a_schema_refuses_a_wrong_answer():
+    jsonschema = pytest.importorskip("jsonschema")
+    schema = schemas.infer([{"a": 1, "final": {"loss": 0.5}}, {"a": None, "final": {}}])
+    jsonschema.validate({"a": 2.5, "final": {"other": 1}}, schema)
+    for wrong in ({"a": "1", "final": {}}, {"final": {}}, {"a": 1, "final": {"loss": "low"}}):
+        with pytest.raises(jsonschema.ValidationError):
+            jsonschema.validate(wrong, schema)
 
 
 def test_every_public_name_can_be_imported():

@@ -80,7 +80,7 @@ def compared(points: Path, whole: dict[str, sl.Run], stopped: bool = False) -> t
 @pytest.mark.parametrize(("executor", "kills"), [("local", 20), ("ray", 8)])
 def test_workers_killed(executor, kills, whole, tmp_path, monkeypatch):
     if executor == "ray":
-        pytest.importorskip("ray", reason="ray is not installed: pip install 'stagelens[ray]'")
+        pytest.importorskip("ray", reason="ray is not installed: pip install ray")
         monkeypatch.setenv("PYTHONPATH", str(TESTS))
     killer = Killer(tmp_path / "points", kills)
     killer.start()
