@@ -95,27 +95,29 @@ def test_it_can_be_read_at_every_moment_of_the_writing(tmp_path):
     """A reader in another process sees whole measurements, in order, while layouts change under it."""
     Store(tmp_path).close()
     watch = f"""
-import sys
 from pathlib import Path
 from stagelens.runs.store import read_measurements
-folder, seen = Path({str(tmp_path)!r}), []
+folder, seen = Path({str(tmp_path)!r}), 0
 print("ready", flush=True)
-while not seen or seen[-1] < 300:
+while seen < 300:
     found = read_measurements(folder)
     assert [m.step for m in found] == list(range(1, len(found) + 1))
     assert all(m.values[0] == 1 / (1 + m.step) for m in found)
-    seen.append(len(found))
-assert seen == sorted(seen)
-print(len(set(seen)))
+    assert len(found) >= seen
+    if len(found) > seen:
+        seen = len(found)
+        print(seen, flush=True)
 """
     reader = subprocess.Popen([sys.executable, "-c", watch], stdout=subprocess.PIPE, text=True)
     assert reader.stdout.readline() == "ready\n"
     store = Store(tmp_path)
     for step in range(1, 301):
         store.add(measurement(step, heads=3 + step % 5))
-    rest, _ = reader.communicate(timeout=60)
+        if step % 100 == 0:  # however the two processes are scheduled, the reader reads while the store is open
+            assert any(int(line) >= step for line in reader.stdout)
+    reader.communicate(timeout=60)
     store.close()
-    assert reader.returncode == 0 and int(rest) > 2
+    assert reader.returncode == 0
 
 
 def test_a_store_that_was_killed_is_whole_up_to_the_last_measurement(tmp_path):
