@@ -69,6 +69,21 @@ def test_padding_is_seen_as_the_model_sees_it(kind: str) -> None:
         torch.testing.assert_close(seen.transpose(1, 2)[real], own.transpose(1, 2)[real], atol=1e-6, rtol=0)
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_replaced_scores_of_a_query_without_keys_are_no_nan(kind: str) -> None:
+    model = hugging_face(kind)
+    mask = torch.ones_like(TOKENS)
+    mask[::2, :5] = 0
+    batch = {"input_ids": TOKENS, "attention_mask": mask}
+    watched = sl.watch(model, batch)
+    with torch.no_grad():
+        expected = model(**batch).logits
+        hooks = [(name, lambda x, hook: x.clone()) for name in watched.hook_dict if name.endswith("hook_attn_scores")]
+        found = watched.run_with_hooks(batch, fwd_hooks=hooks)
+    assert hooks
+    torch.testing.assert_close(found[mask.bool()], expected[mask.bool()], atol=1e-5, rtol=1e-5)
+
+
 @pytest.mark.parametrize("way", WAYS)
 def test_every_way_to_attend_shows_the_same_pattern(way: str) -> None:
     reference = plain_model("scaled")

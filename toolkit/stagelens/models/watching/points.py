@@ -13,7 +13,7 @@ from stagelens.base import UsageError
 from stagelens.models.lens import HookPoint
 from stagelens.models.watching.discovery import Call, is_pattern
 from stagelens.models.watching.projections import Heads
-from stagelens.models.watching.seam import Seam, Tracker, attention_of
+from stagelens.models.watching.seam import Seam, Tracker, attention_of, pattern_of
 
 MASKED = -9e3  # a score below this is a masked key's: masks written by hand add -1e4, -1e9, finfo.min or -inf
 ALL = ("hook_q", "hook_k", "hook_v", "hook_attn_scores", "hook_pattern", "hook_z")
@@ -126,7 +126,7 @@ class HookedSeam(Seam):
             return None
         scores, pattern = attention_of(query, key, mask, **options)
         new_scores, rescored = through(site.hook_attn_scores, scores)
-        new_pattern, replaced = through(site.hook_pattern, new_scores.softmax(-1) if rescored else pattern)
+        new_pattern, replaced = through(site.hook_pattern, pattern_of(new_scores) if rescored else pattern)
         return new_pattern if rescored or replaced else None
 
     def softmax(self, func: Callable[..., Tensor], scores: Tensor, *args: Any, **kwargs: Any) -> Tensor:

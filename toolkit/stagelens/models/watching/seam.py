@@ -196,9 +196,13 @@ def attention_of(
         scores = scores.masked_fill(~attn_mask, -torch.inf)
     elif attn_mask is not None:
         scores = scores + attn_mask
-    pattern = scores.softmax(-1)
+    return scores, pattern_of(scores)
+
+
+def pattern_of(scores: Tensor) -> Tensor:
+    """Returns the softmax of `scores` over the keys. A query whose scores are all -inf attends to nothing."""
     nothing = torch.isneginf(scores).all(-1, keepdim=True)
-    return scores, pattern.masked_fill(nothing, 0.0)
+    return scores.masked_fill(nothing, 0.0).softmax(-1).masked_fill(nothing, 0.0)
 
 
 def _wide(tensor: Tensor) -> Tensor:
