@@ -84,6 +84,37 @@ def test_replaced_scores_of_a_query_without_keys_are_no_nan(kind: str) -> None:
     torch.testing.assert_close(found[mask.bool()], expected[mask.bool()], atol=1e-5, rtol=1e-5)
 
 
+@pytest.mark.parametrize("way", ["scaled", "by hand"])
+def test_hooks_work_in_inference_mode(way: str) -> None:
+    """Also a hook that changes the pattern in place, which ordinary tensors show by their version counter."""
+    watched = sl.watch(plain_model(way), TOKENS)
+
+    def zeroed(x: Tensor, hook: Any) -> None:
+        x[:, 0] = 0
+
+    for name in ("hook_pattern", "hook_attn_scores"):
+        hooks = [(f"blocks.1.attn.{name}", zeroed)]
+        with torch.no_grad():
+            plain, expected = watched.run_with_cache(TOKENS)[0], watched.run_with_hooks(TOKENS, fwd_hooks=hooks)
+        with torch.inference_mode():
+            torch.testing.assert_close(watched.run_with_cache(TOKENS)[0], plain)
+            torch.testing.assert_close(watched.run_with_hooks(TOKENS, fwd_hooks=hooks), expected)
+        assert not torch.allclose(expected, plain)
+
+
+def test_blocks_may_return_a_list() -> None:
+    import transformers
+
+    config = transformers.OpenAIGPTConfig(vocab_size=VOCAB, n_embd=WIDTH, n_layer=LAYERS, n_head=HEADS, n_positions=64)
+    model = transformers.OpenAIGPTLMHeadModel(config).eval()
+    with torch.no_grad():
+        plain = model(TOKENS, output_hidden_states=True)
+    logits, cache = sl.watch(model, TOKENS).run_with_cache(TOKENS)
+    assert torch.equal(logits, plain.logits)
+    for layer in range(LAYERS):
+        assert torch.equal(cache[f"blocks.{layer}.hook_resid_post"], plain.hidden_states[layer + 1])
+
+
 @pytest.mark.parametrize("way", WAYS)
 def test_every_way_to_attend_shows_the_same_pattern(way: str) -> None:
     reference = plain_model("scaled")

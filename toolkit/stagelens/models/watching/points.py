@@ -176,9 +176,11 @@ def at_pattern(point: HookPoint, x: Tensor) -> Tensor:
 
 def through(point: HookPoint, x: Tensor) -> tuple[Tensor, bool]:
     """Does what `at_pattern` does; returns what comes out, and whether a hook replaced or changed it."""
-    version = x._version
+    before = x.clone() if x.is_inference() else x._version  # inference tensors have no version counter
     given = at_pattern(point, x)
-    return given, given is not x or given._version != version
+    if given is not x:
+        return given, True
+    return x, not torch.equal(x, before) if isinstance(before, Tensor) else x._version != before
 
 
 def into(point: HookPoint) -> Callable[..., Any]:
@@ -194,11 +196,13 @@ def into(point: HookPoint) -> Callable[..., Any]:
 
 
 def out_of(point: HookPoint) -> Callable[..., Any]:
-    """Returns a forward hook that passes a module's output, or the first entry of a tuple, through `point`."""
+    """Returns a forward hook that passes a module's output, or the first entry of a tuple or list, through `point`."""
 
     def ended(module: nn.Module, args: Any, output: Any) -> Any:  # noqa: ARG001
         if isinstance(output, tuple):
             return (point(output[0]), *output[1:])
+        if isinstance(output, list):
+            return [point(output[0]), *output[1:]]
         return point(output)
 
     return ended
