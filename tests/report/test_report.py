@@ -273,6 +273,22 @@ def test_a_comparison_chart_offers_all_alignments_its_own_first(tmp_path):
     assert [trace["name"] for trace in seeds] == ["seed 0", "seed 1"]
 
 
+def test_a_comparison_chart_has_the_transitions_of_every_group(tmp_path):
+    for seed, at in enumerate([(200, 600), (300, 700)]):
+        write_run(tmp_path, f"seed{seed}", {"loss": staircase(STEPS, at, (3.0, 2.0, 1.0))}, seed=seed)
+    write_run(tmp_path, "flat", {"loss": STEPS * 0.0 + 1}, task="made/other")
+    chart = comparison_chart(sl.compare(["seed0", "seed1"], folder=tmp_path))
+    assert set(chart["transitions"]) == {"step", "fraction", "loss", "stage"}
+    (group,) = chart["transitions"]["step"]
+    assert group["at"] == pytest.approx([200, 600, 300, 700], abs=5)
+    assert group["colour"] == chart["series"][0]["traces"][0]["colour"]
+    assert chart["transitions"]["fraction"][0]["at"] == pytest.approx([0.2, 0.6, 0.3, 0.7], abs=0.005)
+    assert [one["at"] for one in chart["transitions"]["stage"]] == [[1, 2]]
+    mixed = comparison_chart(sl.compare(["seed0", "flat"], folder=tmp_path))
+    assert sorted(len(one["at"]) for one in mixed["transitions"]["step"]) == [0, 2]
+    assert "stage" not in mixed["transitions"]  # not possible for the flat run
+
+
 # in a browser
 
 
@@ -319,6 +335,10 @@ def test_a_comparison_can_be_switched_in_the_browser(browser, tmp_path):
         opened.choose("align", align)
         assert opened.drawn[2]["x"] != by_step[2]["x"]
     assert opened.drawn[2]["name"] == "made/up, 2 seeds"
+    *_, entry, lines = opened.drawn
+    assert entry["name"] == "thin vertical lines: transitions" and lines["x"] == [1, 1, None, 2, 2, None]
+    assert "thin vertical lines: transitions" in str(opened.page.text_content("#chart .legend"))
+    assert "transitions of each run" in opened.page.inner_text("body")
     opened.close()
 
 

@@ -6,4 +6,5 @@ from .comparison import (
     Curve as Curve,
     align_runs as align_runs,
 )
+from .grouping import RunGroup as RunGroup
 from .members import Member as Member, Members as Members

@@ -9,6 +9,7 @@ A chart is a plain dict:
     marks       {alignment: [{start, end, at, name}]}   transitions, drawn behind everything
     times       {alignment: [{at, name, series}]}       predicted times; after the end of the run only on unbounded axes
     events      {alignment: [{at, what, series}]}       the probes' events
+    transitions {alignment: [{at: [x], colour, dash}]}  of each group of a comparison, as thin vertical lines
 
 A trace is `{name, axis, y, colour, dash, step, low, high, faint, theory}`; `y`, `low`, `high` are lists, or dicts of
 lists by alignment.
@@ -28,7 +29,7 @@ from stagelens.figures import COLOURS, DASHES, theory_curve
 from stagelens.timelines import chance_levels, curve_name, is_companion, lines_of, probe_events
 
 if TYPE_CHECKING:
-    from stagelens.comparing import AlignedRuns, Curve
+    from stagelens.comparing import AlignedRuns, Curve, RunGroup
     from stagelens.experiments import Prediction
     from stagelens.runs import Run
 
@@ -95,7 +96,26 @@ def comparison_chart(comparison: AlignedRuns) -> Chart:
         series.append({"name": one.name, "title": one.label + scale, "labels": list(one.labels), "traces": traces})
     first = [a for a in alignments if a["name"] == comparison.align]
     ordered = first + [a for a in alignments if a not in first]
-    return {"alignments": ordered, "axes": axes, "series": series, "log": comparison.is_log}
+    transitions = {name: _transitions(comparison.groups, name) for name in possible}
+    return {
+        "alignments": ordered,
+        "axes": axes,
+        "series": series,
+        "log": comparison.is_log,
+        "transitions": transitions,
+    }
+
+
+def _transitions(groups: Sequence[RunGroup], align: str) -> list[dict[str, Any]]:
+    """Returns the positions of the transitions of each group; aligned by stage all groups share the integers."""
+    if align == "stage":
+        last = max(len(member.transitions) for group in groups for member in group.members)
+        return [{"at": list(range(1, last + 1)), "colour": "#999999", "dash": "solid"}]
+    found = []
+    for index, group in enumerate(groups):
+        places = [member.place(np.array(member.transitions), align) for member in group.members]
+        found.append(_look(index) | {"at": _rounded(np.concatenate(places))})
+    return found
 
 
 def _axes(members: Sequence[Member], labels: dict[str, str]) -> tuple[list[dict[str, Any]], list[dict[str, str]]]:

@@ -1,4 +1,4 @@
-// Draws the chart described in #chart-data (its shape: stagelens/charts.py) and redraws it when a control changes.
+// Draws the chart described in #chart-data (its shape: stagelens/report/charts.py) and redraws it when a control changes.
 (() => {
   const chart = JSON.parse(document.getElementById("chart-data").textContent);
   const control = (name) => document.getElementById(`chart-${name}`);
@@ -83,11 +83,21 @@
     };
   };
 
+  // The transitions of a comparison: thin vertical lines, one trace for each group. One entry of the legend explains and hides them.
+  const transitionTraces = (align) => {
+    const groups = (chart.transitions?.[align] ?? []).filter((group) => group.at.length);
+    const thin = { yaxis: "y2", mode: "lines", legendgroup: "transitions", hoverinfo: "skip" };
+    const entry = { ...thin, x: [null], y: [null], name: "thin vertical lines: transitions", showlegend: true, line: { color: "#777", width: 1 } };
+    return groups.length ? [entry, ...groups.map((group) => (
+      { ...thin, x: group.at.flatMap((at) => [at, at, null]), y: group.at.flatMap(() => [0, 1, null]), showlegend: false, opacity: 0.6, line: { color: group.colour, dash: group.dash, width: 1 } }))] : [];
+  };
+
   const draw = () => {
     const series = chart.series[Number(control("series").value)];
     const align = control("align").value;
     const [logX, logY] = [control("log-x").checked, control("log-y").checked];
     const traces = series.traces.flatMap((trace) => lines(trace, align, series.traces.length === 1));
+    traces.push(...transitionTraces(align));
     if (control("events").checked) traces.push(eventTrace(series, align));
     const ranges = {};
     if (logX) {
