@@ -1,7 +1,7 @@
 """Fig. 2's two power laws from the reduced flow, and the cost of a point in a sweep of it.
 
-Run with `python -m benchmarks.emergence`. It exits with 1 if the two fits take longer than their limit, if their
-exponents are off, or if a run of `emergence/flow` costs more than its limit beyond the integration.
+Run with `python -m benchmarks.emergence`. It exits with 1 if the two fits take too long or if their exponents are off.
+It also does if a run of `emergence/flow` costs more than its limit in addition to the integration.
 """
 
 from __future__ import annotations

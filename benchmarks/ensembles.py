@@ -1,9 +1,9 @@
-"""Six seeds trained as one against one seed: the time of a training step, and of whole runs with their probes.
+"""Compares six vectorized seeds with one seed: the time of a training step, and of whole runs with their probes.
 
-A whole run is that of the preset `quick`, from its name to its manifest: models, steps, every measurement and
-checkpoint, stages and theory; pictures and pages aside.
+A whole run is that of the preset `quick`: models, steps, every measurement and checkpoint, stages and predictions.
+Figures and reports are not included.
 
-`python -m benchmarks.ensembles rich run` measures only the rows whose names hold these words, and keeps nothing.
+`python -m benchmarks.ensembles rich run` measures only the rows whose names contain these words, and stores nothing.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ MOST = {"linear-icl/separate": 2.0, "recall/simplified": 2.0, "rich/toy": 4.5, "
 
 
 def steps(trainer: Any, many: int = 5) -> Any:
-    """A function that advances `trainer` by `many` steps, from where it stands."""
+    """Returns a function that advances `trainer` by `many` steps, from its current step."""
     at = 0
 
     def advance() -> None:
@@ -42,7 +42,7 @@ def steps(trainer: Any, many: int = 5) -> Any:
 
 
 def step_ratio(task: str) -> float:
-    """The time of a step of six seeds as one, in steps of one seed."""
+    """Returns the time of a step of six vectorized seeds, in steps of one seed."""
     kind: Any = make_host().task(task).load()
     config = make_config(kind.Config, kind.presets, "quick", [])
     if reason := why_not([Training(kind(config, seed)) for seed in range(SEEDS)]):
@@ -53,7 +53,7 @@ def step_ratio(task: str) -> float:
 
 
 def run_ratio(task: str) -> float:
-    """The time of a whole run of six seeds in runs of one, the report aside."""
+    """Returns the time of a whole run of six seeds in runs of one seed, without the report."""
     with tempfile.TemporaryDirectory() as folder:
         number = 0
 

@@ -1,6 +1,6 @@
 """How costs grow: time with the batch and with the steps, the store with the measurements.
 
-Each row compares a size with one four times as large: 4 is linear, 16 quadratic; below 4 a fixed part is shared out.
+Each row compares a size with one four times as large: 4 is linear, 16 is quadratic, and less than 4 has a fixed cost.
 """
 
 from __future__ import annotations

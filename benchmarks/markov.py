@@ -1,8 +1,8 @@
 """Training steps of `markov/minimal` by lookups against the direct einsum of one-hot inputs, as a ratio.
 
-Run with `python -m benchmarks.markov`. Both start from the same weights, see the same batches and take AdamW steps;
-they run in turns, so that whatever else the machine does slows both. The paper's size (batches of 3,000 sequences, 50
-tokens) and the quick preset's are measured. It exits with 1 where lookups are slower or the losses differ by over 1e-5.
+Run with `python -m benchmarks.markov`. Both start from the same weights, see the same batches and take AdamW steps.
+They run in turns, so that other load on the machine slows both. The paper's size (batches of 3,000 sequences, 50
+tokens) and the quick preset's are measured. It exits with 1 if lookups are slower or the losses differ by over 1e-5.
 """
 
 from __future__ import annotations

@@ -1,13 +1,13 @@
-"""What the benchmarks share: times taken in turns, ratios of them, bars, and a record of both.
+"""What the benchmarks share: times taken in turns, their ratios, bars, and a record of both.
 
-A benchmark measures everything that it compares in one process and in turns, so that whatever else the machine does
-slows all of it alike, and gives ratios:
+A benchmark measures everything that it compares in one process and in turns, so that other load on the machine slows
+all of it equally. It reports ratios:
 
     times = in_turns({"plain": plain.step, "ours": ours.step})
     return report(__file__, [Row("our step / a plain one", ratio(times, "ours", "plain"), at_most=1.15)])
 
-`report` prints the table and keeps it in `benchmarks/results/<name>.json`; `python benchmarks/page.py` makes
-`docs/speed.md` of all that is kept there.
+`report` prints the table and stores it in `benchmarks/results/<name>.json`. `python -m benchmarks.page` generates
+`docs/speed.md` from the stored results.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ Times = Mapping[str, Sequence[float]]
 
 @dataclass(frozen=True)
 class Row:
-    """One figure of a benchmark, with the bar it should keep, if there is one."""
+    """One number of a benchmark, with its bar if there is one."""
 
     what: str
     found: float
@@ -62,7 +62,7 @@ def in_turns(
     warm_up: int = 3,
     clock: Callable[[], float] = perf_counter,
 ) -> dict[str, list[float]]:
-    """The times of each function, called in turns and in alternating order after `warm_up` calls."""
+    """Returns the times of each function, called in turns and in alternating order after `warm_up` calls."""
     names = list(functions)
     for name in names:
         for _ in range(warm_up):
@@ -83,7 +83,7 @@ def ratio(times: Times, one: str, other: str) -> float:
 
 
 def report(script: str | Path, rows: Sequence[Row], note: str = "", keep: bool = True) -> int:
-    """Prints the rows, keeps them under the script's name (unless told not to), and returns 1 if a bar is missed."""
+    """Prints the rows, stores them under the script's name if `keep` is set, and returns 1 if a bar is missed."""
     name, machine = Path(script).stem, this_machine()
     width = max(len(row.what) for row in rows)
     for row in rows:
@@ -109,7 +109,7 @@ def report(script: str | Path, rows: Sequence[Row], note: str = "", keep: bool =
 
 
 def this_machine() -> dict[str, object]:
-    """What a figure depends on."""
+    """Returns what a measured time depends on: versions, cores, threads."""
     threads = os.environ.get("OMP_NUM_THREADS", "")
     if "torch" in sys.modules:
         import torch

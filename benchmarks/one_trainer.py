@@ -1,10 +1,13 @@
-"""A stack of one seed as the only trainer, against the trainer of one seed: the time of a step, and the weights.
+"""Compares two trainers on one seed: the vectorized one and the one for a single seed. Times of a step, and weights.
 
-The stack runs its step as a flat list of operations, without autograd: on the smallest models it takes a sixth of the
-time and gives the same weights, bit for bit. Two trainers stay, for three reasons. A transformer with dropout draws
-other random numbers in a stack (`torch.vmap`), so that checkpoints and `model_at` of older runs would not be continued
-bit for bit. On it the stack is no faster. And a stack refuses what it cannot train: an optimizer that is not
-elementwise, ReduceLROnPlateau, a compiled step, batches that are not all tensors.
+The vectorized trainer runs its step as a flat list of operations, without autograd. On the smallest models it takes a
+sixth of the time and gives the same weights, bit for bit. There are two trainers, for three reasons:
+
+- A transformer with dropout draws other random numbers under `torch.vmap`, so checkpoints and `model_at` of older runs
+  would not be continued bit for bit.
+- On such a transformer vectorizing is no faster.
+- The vectorized trainer refuses optimizers that are not elementwise, ReduceLROnPlateau, compiled steps, and batches
+  that are not all tensors.
 """
 
 from __future__ import annotations

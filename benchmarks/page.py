@@ -1,4 +1,4 @@
-"""Makes `docs/speed.md` of the text in `benchmarks/speed.md` and of the results that the benchmarks have kept."""
+"""Generates `docs/speed.md` from the text in `benchmarks/speed.md` and the stored results of the benchmarks."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ PAGE = HERE.parent / "docs" / "speed.md"
 
 
 def table(kept: dict[str, Any]) -> str:
-    """One benchmark's rows, with the day and the machine."""
+    """Returns one benchmark's rows as a table, with the day and the machine."""
     lines = ["| | found | bar |", "|---|---|---|"]
     for row in kept["rows"]:
         found = f"{row['found']:.3g}" if abs(row["found"]) < 100 else f"{row['found']:,.0f}"
@@ -26,7 +26,7 @@ def table(kept: dict[str, Any]) -> str:
 
 
 def fill(text: str) -> str:
-    """`text` with each line `{{ name }}` replaced by the table of that benchmark; those not named come at the end."""
+    """Returns `text` with each line `{{ name }}` replaced by the table of that benchmark; other tables follow."""
     kept = {path.stem: json.loads(path.read_text(encoding="utf-8")) for path in (HERE / "results").glob("*.json")}
 
     def put(found: re.Match[str]) -> str:

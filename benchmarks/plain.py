@@ -1,7 +1,7 @@
-"""A transformer as one writes it by hand in PyTorch to be fast: packed QKV, fused attention, nn.LayerNorm, nn.Linear.
+"""A fast transformer written by hand in PyTorch: packed QKV, fused attention, nn.LayerNorm, nn.Linear.
 
-It is the yardstick of `training.py`: the same architecture as a model of `stagelens.models`, with the same weights.
-Where the loss reads the last position alone, so does the last layer, but for its keys and values.
+`training.py` compares models of `stagelens.models` with it. It has the same architecture and the same weights. If the
+loss reads the last position alone, the last layer computes only keys and values at the other positions.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """What probing costs a run, and how fast the Markov chain is sampled.
 
-A whole run of `markov/minimal` (preset quick) is timed, and within it the time spent in measurements: on the default
+A whole run of `markov/minimal` (preset quick) is timed, and within it the time spent in measurements. On the default
 schedule they should take less than a tenth of the run. The sampler should make 10,000 paper-size sequences in a second.
 """
 
@@ -22,7 +22,7 @@ from stagelens_markov.tasks import MarkovConfig, Minimal
 
 
 class Stopwatch:
-    """Counts the time that recorders spend in measurements."""
+    """Measures the time that recorders spend in measurements."""
 
     def __init__(self) -> None:
         self.seconds = 0.0

@@ -1,6 +1,6 @@
-"""Looking at a run of 10,000 measurements of 50 series: opening its timeline, and `stagelens show`.
+"""Opens the timeline of a run of 10,000 measurements of 50 series, and starts `stagelens show` on it.
 
-These two are promised in seconds; each is also given in units of what it cannot do without, taken in turns with it.
+Both have a bar in seconds. Each time is also given relative to a part that it cannot avoid, such as reading the file.
 """
 
 from __future__ import annotations

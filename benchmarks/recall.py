@@ -1,7 +1,7 @@
 """The exact population loss of permutation recall against the sampled one: time per training step, as a ratio.
 
-The two run in turns, so that whatever else the machine does slows both. The sampled loss is given as many sequences as
-it needs for its standard error to be a hundredth of the first drop, and the default batch beside it.
+The two run in turns, so that other load on the machine slows both. The sampled loss is timed with as many sequences as
+it needs for a standard error of a hundredth of the first drop, and with the default batch.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def steps_of(config: SimplifiedConfig) -> Callable[[], None]:
 
 
 def needed_batch(order: int, responses: int) -> int:
-    """How many sequences bring the standard error of the sampled loss to a hundredth of the first drop."""
+    """Returns the number of sequences with which the standard error of the loss is a hundredth of the first drop."""
     task = Simplified(SimplifiedConfig(order=order, responses=responses, sampled=True))
     batch = task.sample(2000, generator(0, "benchmark"))
     with torch.no_grad():

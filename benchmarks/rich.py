@@ -1,7 +1,7 @@
 """rich/toy: steps per second of the run's own training loop against a plain loop of the same model.
 
-Run with `python -m benchmarks.rich`. The plain loop is what one would write by hand: draw tokens, call the model, take
-half the mean squared error to the target, go back, step. Both have the problem and the batches of the quick preset and
+Run with `python -m benchmarks.rich`. The plain loop is what one would write by hand: draw tokens, call the model,
+compute half the mean squared error, backpropagate, step. Both use the problem and the batches of the quick preset and
 take steps of Stage II.
 """
 

@@ -1,7 +1,7 @@
 """A whole `stagelens run` of about a minute against a bare training loop of the same steps: time and peak memory.
 
-Both are processes of their own, started in turn. The bare loop imports torch and TransformerLens, builds the task's
-model, and trains it on the task's batches; the run does the same and measures, stores, draws and reports besides.
+Both are processes of their own, started in turns. The bare loop imports torch and TransformerLens, builds the task's
+model, and trains it on the task's batches. The run also measures, stores, draws and writes its report.
 """
 
 from __future__ import annotations

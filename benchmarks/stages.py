@@ -4,7 +4,7 @@
     python benchmarks/stages.py docs/images/stages.png
 
 With a path it draws the gallery of that page instead. The curves come from tests/kit: generated ones from their
-hold-out seeds, and real ones from the seeds that were labelled before a detector was looked at.
+hold-out seeds, and real ones from the seeds that were labelled before any detector was run on them.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""How long the command line takes to answer, against importing what it is made of: typer, rich and pydantic."""
+"""How long the command line takes to answer, compared with importing its libraries: typer, rich and pydantic."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Sweeps with local workers: 200 points of a flow, what a point costs beyond its own computing, and a second worker.
+"""Sweeps with local workers: 200 points of a flow, the overhead of a point, and the gain of a second worker.
 
-A second worker can bring no more than a second process on this machine does, which is measured beside it.
+A second worker cannot gain more than a second process on this machine does, which is measured too.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from stagelens.sweeps.executors.work import perform
 
 
 def two_hundred_points(folder: Path) -> float:
-    """Seconds from the call to the table, the law and the pictures."""
+    """Returns the seconds from the call to the table, the power-law fit and the figures."""
     grid = ["T=log:64:4096:20", "d=log:16:512:10"]
     started = time.perf_counter()
     swept = sl.sweep("emergence/flow", grid, workers=2, measures="plateau_length", fit="T,d", runs=folder)
@@ -30,7 +30,7 @@ def two_hundred_points(folder: Path) -> float:
 
 
 def overhead(folder: Path) -> float:
-    """Milliseconds of processor time around a point's own computing: the mean of 19 points, measured in turns."""
+    """Returns the overhead of a point in milliseconds of processor time: the mean of 19 points, measured in turns."""
     plan = plan_sweep("emergence/flow", ["T=log:64:4096:5", "d=log:16:512:4"], runs=folder)
     plan.folder.mkdir(parents=True)
     jobs = plan.jobs()

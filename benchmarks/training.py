@@ -1,11 +1,15 @@
 """A training step of our models against plain PyTorch by hand and against TransformerLens' own forward pass.
 
-Forward, backward and update on a batch that is there already, for the shapes of the tasks at quick size. Ours is
-`Training.advance` with all that it does. The plain model has the same architecture and weights, packed QKV, fused
-attention and native layer norms, and is updated by the task's optimizer, once as torch makes it and once fused like
-ours; the third is TransformerLens' forward pass with the task's optimizer. The loss is the task's in all of them. Where
-it reads the last position alone, ours and the plain one leave out of the last layer what that does not need, and
-TransformerLens, which cannot, computes all.
+A step is forward, backward and update on a batch in memory, for the shapes of the tasks at quick size. Three ways are
+compared, all with the task's loss and optimizer:
+
+- ours: `Training.advance` with all that it does;
+- plain: the same architecture and weights with packed QKV, fused attention and native layer norms; its optimizer is
+  measured as torch makes it, and fused like ours;
+- TransformerLens' own forward pass.
+
+If the loss reads the last position alone, ours and the plain one skip the rest of the last layer. TransformerLens
+cannot, and computes all of it.
 """
 
 from __future__ import annotations
@@ -29,7 +33,7 @@ STEPS = 5  # in one measurement of a few milliseconds
 
 
 class ExplicitForward(nn.Module):
-    """The model, always the way of TransformerLens."""
+    """The model with TransformerLens' own forward pass."""
 
     def __init__(self, model: Any) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Losses of the toy model: on sequences, exact in expectation, and on draws that stand for sequences."""
+"""Losses of the toy model: on sequences, exact in expectation, and on draws that replace sequences."""
 
 from __future__ import annotations
 

@@ -25,8 +25,8 @@ def published(init: float, D: int, H: int, R: int = 1, N: int = 31) -> dict[str,
     """Returns `w_init`, `value_init` and `lr` that train as the authors' code does with entries of size `init`.
 
     Source: github.com/yedizhang/linattn-icl, which the paper cites. Its README has lr = 0.02. Its network sums over the
-    context, where Eq. 2 has the mean over N tokens: weights N^(1/3) times as large and a rate N^(2/3) times as large
-    give the same training with the mean. The version of that README (commit c72d400) draws every entry of k and q
+    context, but Eq. 2 has the mean over N tokens. With the mean, weights N^(1/3) times as large and a rate N^(2/3)
+    times as large give the same training. The version of that README (commit c72d400) draws every entry of k and q
     with the standard deviation `init`, and has v = `init`. Here v is normal with that standard deviation, as in Eq. 20,
     which is a guess. A later version divides by the root of a matrix's size; with it, two or three of the four drops of
     Fig. 1 happen within the published number of steps.

@@ -1,9 +1,9 @@
 """The formulas of the regression variant (section 3) as pure functions.
 
-V_k lies in the span of the orthonormal features V*_j (a part outside it only decays), so a head k is given by its
-coordinates v_k [feature] and its attention s_k [position]: v is [head, feature], s is [head, position]. The target G
-of Proposition 1 is [feature, position], with m_j at the position of feature j. That position is j, counted from 0;
-positions from h on carry no feature.
+V_k lies in the span of the orthonormal features V*_j, because a part outside it only decays. So head k is given by its
+coordinates v_k [feature] and its attention s_k [position]. In the code v is [head, feature] and s is [head, position].
+The target G of Proposition 1 is [feature, position], with m_j at the position of feature j. That position is j, counted
+from 0; positions from h on carry no feature.
 """
 
 from __future__ import annotations
@@ -65,9 +65,9 @@ def symmetric_rates(v: Floats, s: Floats, G: Floats, H: int) -> tuple[Floats, Fl
 def deviation_rate(v: Floats, s: Floats, G: Floats, H: int) -> float:
     """Returns a bound on the growth rate of deviations from H identical heads at v [feature], s [position] (Theorem 2).
 
-    It is the norm of Eq. 5's Jacobian if a deviation's size is the largest |V_k - V| or |s_k - s|: the largest sum of
-    the spectral norms of a row's blocks. By Groenwall's inequality, a small deviation is at most eps exp(c t) with c
-    the largest rate on the way.
+    The size of a deviation is the largest |V_k - V| or |s_k - s|. The bound is the norm of Eq. 5's Jacobian for
+    this size: the largest sum of the spectral norms of a row's blocks. By Groenwall's inequality, a small deviation
+    is at most eps exp(c t), where c is the largest rate on the way.
     """
     h, T = G.shape
     flat = np.concatenate([np.tile(v, H), np.tile(s, H)])

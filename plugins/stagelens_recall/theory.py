@@ -1,7 +1,7 @@
 """The paper's formulas: plateaus, population gradient, Theorem 3.1, timescales.
 
-Symbols follow the paper: k is the order of the task, |R| the number of responses, w^h [position] the scores of head h
-over the tokens 1..k counted from the end, beta_h its weight in the second layer. `gain` is 1 + gamma of the proofs:
+Symbols follow the paper: k is the order of the task, |R| the number of responses. Head h has the scores w^h [position]
+over the tokens 1..k counted from the end, and the weight beta_h in the second layer. `gain` is 1 + gamma of the proofs:
 the weight of a match in the scores. For A.2's matrix I - gamma 1 1^T it is 1 for every gamma.
 Forms of the paper that the numbers contradict are included and marked, so that claims can compare both.
 """

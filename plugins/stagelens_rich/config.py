@@ -33,7 +33,7 @@ class MixtureConfig(Config):
     def _long(cls, L: int) -> int:
         if L < SHORTEST:
             raise ValueError(
-                f"a 4-gram beside an induction head needs at least {SHORTEST} tokens; give L >= {SHORTEST}"
+                f"a 4-gram and an induction head together need at least {SHORTEST} tokens; give L >= {SHORTEST}"
             )
         return L
 

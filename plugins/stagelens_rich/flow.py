@@ -118,7 +118,7 @@ class RichFlow(Flow):
 
 
 class ParameterFlow(RichFlow):
-    """The flow of the parameters and losses alone, if nobody reads the attention."""
+    """The flow of the parameters and losses alone, without readings of the attention."""
 
     def series(self, states: State) -> Iterable[Reading]:  # noqa: ARG002
         return ()

@@ -42,7 +42,7 @@ def test_json_is_one_document_of_the_promised_shape(sweep) -> None:
 def test_a_dry_run_lists_the_points_and_the_time_and_runs_none(sweep, tmp_path) -> None:
     answer = sweep("--grid", "T=1,2", "--seeds", 2, "--dry-run")
     assert "4 points, 4 missing" in answer.out
-    assert "a short timed look at one point" in answer.out
+    assert "timing the start of one point" in answer.out
     assert not (tmp_path / "runs").exists()
     assert sweep("--grid", "T=1,2", "--seeds", 2, "--dry-run", "--json").json["missing"] == 4
 
@@ -127,7 +127,7 @@ def test_a_law_that_cannot_be_fitted_still_gives_the_table(sweep) -> None:
     answer = sweep("--grid", "T,d=1:2,2:3", "--measure", "event:half", "--fit", "T,d", "--workers", 1)
     assert answer.code == 2
     assert "2 points, 2 done" in answer.out
-    assert "no law: 2 points for 3 unknowns" in answer.err
+    assert "no power-law fit: 2 points for 3 unknowns" in answer.err
 
 
 def test_run_takes_several_seeds_and_says_where_they_could_not_be_one(cli) -> None:

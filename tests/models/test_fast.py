@@ -428,7 +428,7 @@ def test_a_model_that_is_not_covered_says_so_and_stays_as_it_is(options: dict[st
     model = theirs(**options)
     tokens = torch.randint(5, (3, 7), generator=torch.Generator().manual_seed(0))
     before = model(tokens)
-    with pytest.warns(SlowForward, match=f"TransformerLens' own speed: .*{reason}"):
+    with pytest.warns(SlowForward, match=f"TransformerLens' speed: .*{reason}"):
         assert sl.fast(model) is model
     assert type(model) is HookedTransformer
     assert torch.equal(model(tokens), before)

@@ -38,7 +38,7 @@ def test_replacing_leaves_the_new_run_alone_in_its_place(tmp_path, kind, name) -
     second = run(kind, tmp_path, name=name, replace=True, notify=told.append)
     assert second.folder == first.folder and second.status == "finished"
     assert names(tmp_path) == {first.name} and not (second.folder / "timeline.csv").exists()
-    kept = f"it is kept as '{first.name}-replaced', and removed when this command finishes the new run"
+    kept = f"it is renamed to '{first.name}-replaced', and removed when this command finishes the new run"
     assert told == [f"run {first.name!r} is replaced; {kept}"]
     assert run(kind, tmp_path, name="new", replace=True).name == "new"  # there is nothing to replace
 

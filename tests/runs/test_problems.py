@@ -94,7 +94,7 @@ def test_a_sweep_tells_the_problems_of_its_points_and_keeps_its_table(fallible) 
     assert answer.code == 1 and "3 points, 3 done, 0 failed" in answer.out
     assert answer.out.startswith("problem: ") and place_of("fit") in answer.out.splitlines()[0]
     assert f"({place_of('predictions()')}) (3 points)" in answer.out.splitlines()[1]
-    assert f"no law: fit of fallible/one failed: LookupError: no features ({place_of('fit')})" in answer.err
+    assert f"no power-law fit: fit of fallible/one failed: LookupError: no features ({place_of('fit')})" in answer.err
     again = fallible("sweep", "fallible", "--grid", "size=1,2,3", *words[:-2], "--json")  # the points are there
     ((problem, runs),) = again.json["problems"].items()
     assert again.code == 1 and len(runs) == 3 and f"error: {problem}\n" == again.err

@@ -187,5 +187,5 @@ def test_all_censored_says_so() -> None:
 
 def test_predicting_without_a_column_names_the_law_s_own() -> None:
     law = sl.fit_law({"T": T, "d": D}, T * D)
-    with pytest.raises(UsageError, match="the law is in T, d; given T"):
+    with pytest.raises(UsageError, match="the power law is in T, d; given T"):
         law.predict({"T": [1.0]})

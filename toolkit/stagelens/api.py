@@ -57,7 +57,7 @@ def run(
         progress: Called with (step, steps, loss or None), at most ten times a second.
         report: Write figures and the HTML report.
         compile: Compile the training step with `torch.compile`, which pays off in long runs.
-        replace: Replace the run of this name. The old run is kept as `NAME-replaced`, and removed when this
+        replace: Replace the run of this name. The old run is renamed to `NAME-replaced`, and removed when this
             call finishes the new one.
         notify: Called before the training with one line about a changed name, a replaced run, and each warning. The
             warnings are stored in `run.manifest.warnings`.

@@ -31,7 +31,7 @@ def stagelens_register_tasks() -> Iterable[TaskRef | type[Task] | type[Flow]]:
     """Return the plugin's tasks and flows.
 
     :return: classes, or lazy references to them (`TaskRef`), so that listing tasks imports nothing heavy. The
-        first one, or the one with `default=True`, is the plugin's default task: its name alone means it.
+        first one, or the one with `default=True`, is the default task: the plugin's name alone means this task.
     """
     raise NotImplementedError
 
@@ -56,7 +56,7 @@ def stagelens_register_claims() -> Iterable[ClaimRef]:
 
 @hookspec
 def stagelens_register_figures() -> Iterable[FigureRef]:
-    """Hand over the paper's figures.
+    """Return the paper's figures.
 
     :return: references (`FigureRef`) to the figures that `stagelens figure PLUGIN` lists and draws; names are unique
         within the plugin.
@@ -66,9 +66,9 @@ def stagelens_register_figures() -> Iterable[FigureRef]:
 
 @hookspec
 def stagelens_run_started(run: Run) -> None:
-    """Called once a run's directory exists and before its first step, also when it is resumed.
+    """Called when a run's directory exists and before its first step, also when the run is resumed.
 
-    :param run: the run; its manifest says task, config and seed.
+    :param run: the run; its manifest has the task, the config and the seed.
     """
 
 
@@ -86,5 +86,5 @@ def stagelens_reading_recorded(run: Run, step: float, readings: Sequence[Reading
 def stagelens_run_finished(run: Run) -> None:
     """Called when a run has ended, whatever its status (`finished`, `interrupted`, `failed`).
 
-    :param run: the run; `run.status` says how it ended.
+    :param run: the run; `run.status` is the status with which it ended.
     """

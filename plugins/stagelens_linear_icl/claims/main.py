@@ -24,8 +24,8 @@ class Drops(Claim):
     """The flow on the population and on 5,000 sequences as Fig. 1, and at budget long the authors' published values.
 
     `SMALL` starts are ours: the smaller the start, the more seeds have heads that grow one at a time. The last drop
-    waits for the head that starts smallest, so no number of steps is enough for every seed: the flow goes on to a late
-    time.
+    waits for the head that starts smallest, so no number of steps is enough for every seed. The flow is therefore
+    integrated to a late time.
     """
 
     id, title, reference = "L1", "the loss falls in D drops, with plateaus at the levels of Eq. 5", "Fig. 1a, Eq. 5"
@@ -107,8 +107,8 @@ class Alignment(Claim):
 class FixedPoints(Claim):
     """That the constructed weights are fixed points follows from Eq. 23, so it is a sanity check.
 
-    That there are no others in function space is tested: a root finder starts at random weights, and every fixed point
-    that it finds must have the product M of one of the 2^D sets. `exact` and `found` are bounds on rounding.
+    That there are no others in function space is tested. A root finder starts at random weights. Every fixed point that
+    it finds must have the product M of one of the 2^D sets. `exact` and `found` are bounds on rounding.
     """
 
     id, title, reference = "L4", "each set of eigenvectors is a fixed point, with the loss of Eq. 29", "Eqs. 3, 4, 29"

@@ -100,8 +100,8 @@ def value_errors(path: WeightPath, on_plateau: bool = False) -> list[float]:
 def value_error(path: WeightPath, d: int, on_plateau: bool = False) -> float:
     """Returns the largest relative distance from Eq. 7 of the value of the head that learns e_{d+1}.
 
-    It is measured until 99% of e_{d+1} is learned, from when the head leaves its plateau (1% of the drop is done), or
-    with `on_plateau` from the middle of the plateau. It is nan if that does not happen.
+    It is measured until 99% of e_{d+1} is learned. It starts when the head leaves its plateau (1% of the drop is done),
+    or with `on_plateau` at the middle of the plateau. It is nan if that does not happen.
     """
     end = np.flatnonzero(path.learned[:, d] > 0.99)
     begin = middle_of_plateau(path, d) if on_plateau else leaving(path, d)

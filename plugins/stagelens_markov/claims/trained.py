@@ -196,8 +196,8 @@ class ReversedOrder(Claim):
 
     At quick sizes the intervals have 1, 2 and 3 lags, and m and b0 give what they add to the logits about the spread of
     the other claims. With lengths of 1, 2 and 4 the nearest interval is not learned in 900 steps by the minimal model.
-    In the full model the nearest tokens also reach the output past the attention, so the order of the intervals is
-    judged by the predictors that the model comes near to, and by attention only which interval is first.
+    In the full model the nearest tokens also reach the output without attention. So the order of the intervals is
+    judged by the predictors that the model comes near to. Attention decides only which interval is first.
     """
 
     id, title = "M8", "importance decides, not distance: the furthest interval can be first"

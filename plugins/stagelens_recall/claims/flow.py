@@ -90,10 +90,10 @@ class FirstPlateauLength(Claim):
 
 
 class LateGrowth(Claim):
-    """Compares three laws of growth: log log t, log t and t^.01. All of them fit a few decades of time with R2 > .98.
+    """Compares three laws of growth: log log t, log t and t^.01. Over a few powers of ten in time all have R2 > .98.
 
     Eq. 3 gives 3/4 s = log t + log s + const for k = 4, and alpha = log(1 + s). So the slope of alpha over log log t
-    tends to 1, and its distance from 1 is of the order of log log t / log t: 13% at 1e12 and 2% at 1e100. For the
+    tends to 1. Its distance from 1 is of the order of log log t / log t, which is 13% at 1e12 and 2% at 1e100. For the
     other two laws the slope doubles or more from each range of `RANGES` to the next.
     """
 
@@ -144,9 +144,9 @@ class LaterJumps(Claim):
 
     I_h of A.6 starts head h from w^h = 0 over all k tokens of its window. The learned heads have settled h - 1 of them:
     these cannot match any more, but have a part of the softmax. The first jump of order k - h + 1 has no such tokens.
-    So the first comparison is as stated. In the second, time is divided by k/(k - h + 1), which is what the settled
-    tokens cost while attention is nearly uniform: the curves may "correspond" in this sense. In the third, head h does
-    not see the settled tokens.
+    So the first comparison is as stated. In the second, time is divided by k/(k - h + 1), the delay that the settled
+    tokens cause while attention is nearly uniform. The curves may "correspond" in this sense. In the third, head h
+    does not see the settled tokens.
     """
 
     id = "R8"

@@ -52,7 +52,7 @@ def _draw_token(axis: Any, place: int, token: int, name: str | None = None) -> N
 
 
 def fig3(lab: Lab) -> Figure:
-    """Draws Fig. 3: Q^T K of the solution of A.2, beside that of the original model after training."""
+    """Draws Fig. 3: Q^T K of the solution of A.2, next to that of the original model after training."""
     run = lab.run("recall/original", probes=("kl_to_references",))
     c = run.experiment.config
     second = run.model_at(c.steps).blocks[1].attn

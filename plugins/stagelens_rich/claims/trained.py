@@ -62,7 +62,7 @@ def phase_checks(runs: Mapping[int, Run], where: str, title: str = "") -> Iterab
 
 
 def phase_reports(runs: Mapping[int, Run], setting: Setting) -> Iterable[Check]:
-    """Yields Theorem 4's times of trained runs, beside those of the flow."""
+    """Yields Theorem 4's times of trained runs, next to those of the flow."""
     times = [times_of(run) for run in runs.values()]
     for name, time in theory.expected_times(setting, pair=1)._asdict().items():
         found = reached([getattr(t, name) for t in times])

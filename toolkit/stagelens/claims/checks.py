@@ -92,8 +92,8 @@ def close(
 ) -> Check:
     """Checks |measured - expected| <= tolerance |expected|; with `relative=False` <= tolerance. Lists item by item.
 
-    With `interval`, the 95% confidence interval of one measured number, the check holds if the whole interval is within
-    the tolerance, differs if none of it is, and needs budget otherwise.
+    `interval` is the 95% confidence interval of one measured number. With it, the check holds if the whole interval is
+    within the tolerance, differs if none of it is, and needs budget otherwise.
     """
     pairs = _pairs(what, _there(what, measured), _python(expected))
     limits = [_limits(e, tolerance, relative) for _, e in pairs]
@@ -240,7 +240,7 @@ def seed_mean(values: Sequence[float]) -> tuple[float, Interval]:
 
 
 def in_every_seed(checks: Mapping[int, Check]) -> Check:
-    """Returns the checks of several seeds as one. It holds if all of them do; `measured` lists their values."""
+    """Returns one check for several seeds. It holds if all `checks` hold; `measured` lists their values."""
     if not checks:
         raise NoMeasurement("a check over seeds has no seed")
     first = next(iter(checks.values()))

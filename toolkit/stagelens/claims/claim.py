@@ -47,10 +47,10 @@ class Claim(ABC):
                 runs = lab.each_seed("mine/task", {"steps": 500})
                 yield per_seed(equal, "drops", runs, 3, "Fig. 1", of=drops)
 
-    It holds if all of its checks do, and one of them is more than a sanity check. `budget` is the smallest that it
+    It holds if all of its checks hold, and one of them is more than a sanity check. `budget` is the smallest that it
     needs: a `paper` claim is not run on `quick`. `seeds` is the number of seeds, or one for each budget
-    (`{"quick": 3, "long": 5}`). `reason` says why the claim differs, if it does. It starts with whose the difference
-    is, and gives the evidence: "paper: ...", "size: ..." or "reading: ...".
+    (`{"quick": 3, "long": 5}`). `reason` explains why the claim differs, if it does. It starts with the source of the
+    difference and gives the evidence: "paper: ...", "size: ..." or "reading: ...".
     """
 
     id: ClassVar[str]

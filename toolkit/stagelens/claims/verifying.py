@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Chosen:
-    """A claim to verify, and the plugin that brings it."""
+    """A claim to verify, and the plugin that registers it."""
 
     plugin: str
     ref: ClaimRef
@@ -148,7 +148,7 @@ def _verify_alone(
 
 
 def verify_claim(chosen: Chosen, lab: Lab, seeds: int | None = None) -> Result:
-    """Returns the verdict of one claim. An exception becomes the verdict `error`; the checks before it are kept."""
+    """Returns the verdict of one claim. An exception becomes the verdict `error`, with the checks before it."""
     started = time.monotonic()
     checks: list[Check] = []
     claim: Claim | None = None

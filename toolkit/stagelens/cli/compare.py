@@ -61,7 +61,7 @@ def compare(
 
 
 def open_runs(names: list[str], runs: Path | None, host: Host | None = None) -> list[Run]:
-    """Opens the runs with these names or paths. The name of a sweep stands for all of its finished runs."""
+    """Opens the runs with these names or paths. The name of a sweep means all of its finished runs."""
     from stagelens.runs import load, points_of
 
     found = [[*map(str, points_of(name, runs))] or [name] for name in dict.fromkeys(names)]

@@ -78,7 +78,7 @@ def _list(chosen: list[ChosenFigure], json: bool) -> None:
         output.print_json(rows)
         return
     if not rows:
-        output.say("no plugin brings a figure; `stagelens plugins` lists the plugins")
+        output.say("no plugin registers a figure; `stagelens plugins` lists the plugins")
         return
     output.print_table(["plugin", "figure", "what it shows"], [list(row.values()) for row in rows])
     output.say("\n`stagelens figure PLUGIN FIGURE` draws one")

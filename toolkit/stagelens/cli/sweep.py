@@ -139,7 +139,7 @@ def _execute(plan: SweepPlan, executor: Executor, measures: list[Measure]) -> di
 def _exit_as(swept: Sweep) -> None:
     """Exits with 2 if the fit is impossible, with 1 if a grid point or a plugin's code failed; else returns."""
     if swept.fit_error:
-        output.complain(f"no law: {swept.fit_error}")
+        output.complain(f"no power-law fit: {swept.fit_error}")
         raise typer.Exit(1 if "fit" in swept.noted else 2)
     if swept.failed:
         raise typer.Exit(1)

@@ -31,7 +31,7 @@ def tasks(
     ] = False,
     json: Json = False,
 ) -> None:
-    """List the tasks that plugins bring; with a TASK, describe it.
+    """List the tasks of all plugins; with a TASK, describe it.
 
     Example: stagelens tasks markov/full
     """

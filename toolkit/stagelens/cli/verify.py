@@ -55,7 +55,7 @@ def verify(
     It prints what was measured next to what the paper says.
 
     Runs are cached and shared: a run is trained again only when something that it depends on changes. Each verdict is
-    stored when it is decided: after an interruption, --resume goes on with the claims that have none.
+    stored when it is decided: after an interruption, --resume continues with the claims that have none.
 
     Example: stagelens verify markov --claim M1 --seeds 5
     """
@@ -97,7 +97,7 @@ def verify(
             if result.traceback:
                 output.err(f"{result.id}:\n{result.traceback}")
     if interrupted:
-        output.warn("interrupted; verdicts and runs are cached, and the same command with --resume goes on")
+        output.warn("interrupted; verdicts and runs are cached, and the same command with --resume continues")
         raise typer.Exit(INTERRUPTED)
     if any(result.verdict == "error" for result in results):
         raise typer.Exit(1)
@@ -113,7 +113,7 @@ def _workers() -> int:
 def _show(results: list[Result]) -> None:
     """Prints a row for each check, a line for each claim, and the number of claims with each verdict."""
     if not results:
-        output.say("no plugin brings a claim; `stagelens plugins` lists the plugins")
+        output.say("no plugin registers a claim; `stagelens plugins` lists the plugins")
         return
     columns = ["claim", "check", "measured", "expected", "tolerance", "reference", "seeds", "verdict"]
     output.print_table(columns, [row for result in results for row in _rows(result)])

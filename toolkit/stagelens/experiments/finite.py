@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-MANY = 100  # losses that are checked together
+MANY = 100  # losses that are checked together, at most
 
 
 class FirstBad:

@@ -131,7 +131,7 @@ def integrate(flow: Flow, progress: Callable[[float], None] | None = None) -> Tr
     readings = _observed(flow, times.tolist(), [unpack_state(state) for state in states])
     columns = {column.name: column for column in pack(end, readings[-1]).layout}  # found once, not at every time
     measurements = [pack(float(t), found, columns) for t, found in zip(times, readings, strict=True)]
-    reason = "" if solution.success else f"{solution.message}; the solution is kept up to time {end:.6g}"
+    reason = "" if solution.success else f"{solution.message}; the solution is stored up to time {end:.6g}"
     return Trajectory(measurements, readings, happened, reason)
 
 

@@ -20,14 +20,14 @@ Tokens = Callable[[Batch], "Tensor"]  # batch -> int [batch, position]
 
 @dataclass(frozen=True, init=False)
 class Group:
-    """Keys that belong together, as a query sees them: by offset (query - key), by position or by content.
+    """A set of keys that a head can attend to: keys by offset (query - key), by position or by content.
 
         sl.Group(offsets=(1,))                    # the key before the query
         sl.Group(positions=(0, -1), layers=(0,))  # the first and the last key, in the first layer only
         sl.Group(mask=lambda tokens: (tokens == 0)[:, None, :].expand(-1, tokens.shape[1], -1))  # every token 0
 
-    A key belongs to the group if one of the three says so. A group of `directions` has no keys: it is the subspace that
-    they span, and head specialization measures how much of a head's keys and queries is in it.
+    A key belongs to the group if its offset, its position or the mask matches. A group of `directions` has no keys. It
+    is the subspace that they span, and head specialization measures how much of a head's keys and queries is in it.
 
     Args:
         offsets: Values of query - key.
@@ -35,7 +35,7 @@ class Group:
         layers: The layers whose keys are meant. None: all.
         mask: A function of the measured batch. It returns bool [batch, query, key], with a query at every key; `keys`
             says which other shapes are allowed. It must depend on the batch alone: it is called once per batch.
-        directions: Names of `Task.directions`. The groups of a task are all of directions, or all of keys.
+        directions: Names of `Task.directions`. A task has either groups of directions or groups of keys, not both.
     """
 
     offsets: tuple[int, ...]
@@ -94,7 +94,7 @@ class Group:
         return self.keys(n_query, n_key, device=device)
 
     def is_in(self, layer: int | None) -> bool:
-        """Returns True if the keys of `layer` are meant."""
+        """Returns True if the group has keys in `layer`."""
         return self.layers is None or layer in self.layers
 
 

@@ -31,7 +31,7 @@ class Prediction:
     kind `level`: `expected` is the value of a plateau of the series; by default it is compared with a plateau.
     kind `time`: `expected` is the step of an event; by default it is compared with a transition. Plateaus and
     transitions are matched one to one with the predictions of one series, so that none is used twice. A time after
-    the last step, and a level far beyond the range of the series, are not reached, whatever the nearest stage is.
+    the last step, or a level far beyond the range of the series, counts as not reached.
     kind `curve`: `expected` is a function of the steps; it is compared at the measured steps within `window`.
     `series` may name one element, `PROBE/READING[layer=0,head=2]`; `place` selects it by coordinate: `{"head": 2}`.
     `event` replaces the default comparison of a time: it names the event of the flow that the time is compared with.

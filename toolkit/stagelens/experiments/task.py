@@ -30,7 +30,7 @@ class TrainingPhase:
 
 
 class Task(Experiment):
-    """What a plugin author writes. An id and the three abstract methods are enough."""
+    """Data, model, loss and optimizer of a training. An id and the three abstract methods are enough."""
 
     Config: ClassVar[type[Config]] = TaskConfig
     probes: ClassVar[Sequence[str] | None] = None  # the names of probes that run in addition to the default ones
@@ -118,7 +118,8 @@ class Task(Experiment):
     def answers(self, model: HookedRootModule, inputs: Any) -> Tensor:
         """`model(inputs)` at the `queries()`, [batch, query, ...], for the loss; the output has a position per input.
 
-        A model that has a method `answers(inputs, queries)` may leave out what these do not need, as ours do.
+        A model that has a method `answers(inputs, queries)` may skip what these queries do not need. The models of
+        `build_transformer` have one.
         """
         answers = getattr(model, "answers", None)
         found: Tensor = model(inputs)[:, self.queries()] if answers is None else answers(inputs, self.queries())

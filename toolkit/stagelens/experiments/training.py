@@ -137,7 +137,7 @@ class Training:
 
 
 class Trainer(Protocol):
-    """What advances models: a training, or several vectorized over their seeds."""
+    """Advances one training, or several that are vectorized over their seeds."""
 
     task: Task
     optimizer: Optimizer

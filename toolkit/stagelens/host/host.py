@@ -99,8 +99,8 @@ class Host:
     def probe_names(self, given: Sequence[str] | None = None, own: Sequence[str] | None = None) -> list[str]:
         """Returns the names of the probes of a run, each once: those `given`, or the usual ones.
 
-        The usual ones are the default probes and the task's `own`. Names that are given select: only these run. Names
-        with a plus (`+head_ablation`) are added to the usual ones. The name `all` means every probe.
+        The usual ones are the default probes and the task's `own`. If names are given, only these run. Names with a
+        plus (`+head_ablation`) are added to the usual ones. The name `all` means every probe.
         """
         usual = [*(name for name, ref in self.probes if ref.default), *(own or ())]
         names = list(given or usual)
@@ -138,7 +138,7 @@ class Host:
     def providers(self, name: str, registry: Registry[Any]) -> set[str]:
         """Returns the loaded names of the plugins that `name` means and that registered something in `registry`.
 
-        `name` is any name that `run` takes. Raises if there is no such plugin; the error lists those that there are.
+        `name` is any name that `run` takes. If there is no such plugin, the error lists the existing ones.
         """
         every = set(registry.owners.values())
         called = self.plugins_called(name.partition("/")[0])
@@ -198,7 +198,7 @@ class Host:
         self.tasks.add({task.id: TaskRef.of(task)}, task.__module__)
 
     def _collect(self, name: str, plugin: Any) -> None:
-        """Registers the tasks, probes, claims and figures of one plugin; none of them if one is wrong."""
+        """Registers the tasks, probes, claims and figures of one plugin. If one of them is wrong, registers none."""
         others = [other for other in self.manager.get_plugins() if other is not plugin]
 
         def ask(hook: str) -> list[Any]:

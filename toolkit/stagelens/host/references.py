@@ -80,7 +80,7 @@ class ProbeRef:
 
 @dataclass(frozen=True)
 class ClaimRef:
-    """A claim: its fixed id, what it states in one line, and where its class is."""
+    """A claim: its permanent id, its statement in one line, and where its class is."""
 
     id: str
     title: str
@@ -101,12 +101,12 @@ class FigureRef:
         FigureRef("fig3", "stages follow importance", "stagelens_mine.figures.stages:fig3")
         FigureRef("fig4", "more heads, shorter plateaus", task="mine/toy", preset="fig4", claims=("X2",))
 
-    Either `target` is a function of a `Lab`, as `module:name` or itself, that returns a matplotlib `Figure`, or None
-    if there is nothing to show. Or `task` is run with `preset` (default: the budget's) and `settings`; the figure is
-    the one called `name` that the task's `figures(run)` returns.
+    Give either `target` or `task`. `target` is a function, or its path `module:name`. It takes a `Lab` and returns a
+    matplotlib `Figure`, or None if there is nothing to show. If `task` is given, it is run with `preset` (default: the
+    budget's) and `settings`, and the figure is the one called `name` that the task's `figures(run)` returns.
 
-    `paper` says in whole sentences what the paper's own figure shows, and `claims` lists the ids of the claims that
-    judge it. The gallery in the docs puts both beside the figure.
+    `paper` describes in complete sentences what the paper's own figure shows. `claims` lists the ids of the claims that
+    judge it. The gallery in the docs prints both next to the figure.
     """
 
     name: str

@@ -51,7 +51,7 @@ class StagelensCallback(Measuring, Callback):  # type: ignore[misc]
         self.begin(pl_module, trainer.global_step, trainer.estimated_stepping_batches, settings)
 
     def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:  # noqa: ARG002
-        """Measures, if the optimizer made a step and the schedule says so."""
+        """Measures if the optimizer made a step that is one of the schedule's."""
         if self.recorder is None or self.recorder.measurements[-1].step == trainer.global_step:
             return
         loss = outputs.get("loss") if isinstance(outputs, Mapping) else outputs

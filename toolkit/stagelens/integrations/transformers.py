@@ -49,7 +49,7 @@ class StagelensCallback(Measuring, TrainerCallback):
         self.begin(model, state.global_step, state.max_steps, settings)
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:  # noqa: ARG002
-        """Measures, if the schedule says so."""
+        """Measures if the step is one of the schedule's."""
         self.measure(state.global_step)
 
     def on_train_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:  # noqa: ARG002

@@ -1,7 +1,7 @@
 """The parts of a transformer that TransformerLens lacks, each a subclass of the part it replaces.
 
-Subclasses and not hooks: a hook's closure keeps the parameters of the model it was made for, so a deep copy
-would compute with the original's slopes. Everything here lives in modules, and hooks stay the user's alone.
+They are subclasses and not hooks, because a hook's closure refers to the parameters of the model it was made for: a
+deep copy would compute with the original's slopes. Hooks are left to the user.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class LinearEmbed(lens.Embed):  # type: ignore[misc]
 
 
 class Attention(lens.Attention):  # type: ignore[misc]
-    """Attention with dropout, and with learnable ALiBi slopes that start at `slopes` [head] where given.
+    """Attention with dropout and, if `slopes` [head] are given, learnable ALiBi slopes that start at them.
 
     Without `own_token` a query does not see its own key; the first query, which has no other, does.
     In training mode `hook_pattern` shows the softmax before dropout, `hook_z` what the dropped pattern reads.

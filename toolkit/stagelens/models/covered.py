@@ -64,7 +64,7 @@ def covers(model: Any, inputs: Any, itself: bool = False) -> bool:
 
 
 def unknown_in(model: Any) -> str:
-    """What of `model` is not known here; empty if all is. Configs and parts may be changed at any time."""
+    """Returns what of `model` the fused path does not cover; empty if it covers all. Parts may change at any time."""
     cfg = model.cfg
     values = vars(cfg)
     if cfg.positional_embedding_type != "standard" and (

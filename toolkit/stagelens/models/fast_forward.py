@@ -1,8 +1,8 @@
 """The fused forward path: what a HookedTransformer computes, at the speed of plain PyTorch.
 
-TransformerLens makes queries, keys and values apart and writes scores and patterns out, so that hooks can see them.
-With the same parameters, this takes one product for all three, fused attention and native layer norms, and leaves out
-what no hook reads.
+TransformerLens computes queries, keys and values one after the other and materializes scores and patterns, so that
+hooks can see them. From the same parameters, this path computes all three in one product, uses fused attention and
+native layer norms, and skips what no hook reads.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ EVERY = slice(None)  # every position
 
 
 def logits(model: Any, inputs: Tensor, queries: slice = EVERY, readers: Readers = NO_READERS) -> Tensor:
-    """Tokens [batch, pos], or vectors [batch, pos, d_in], to logits [batch, query, d_out] at the positions `queries`.
+    """Returns the logits [batch, query, d_out] at the positions `queries`.
 
-    Of the other positions the last layer makes keys and values only: nothing else of them is read there. `readers` see
-    queries, keys and patterns on the way.
+    `inputs` are tokens [batch, pos] or vectors [batch, pos, d_in]. At the other positions the last layer computes keys
+    and values only, because nothing else of them is read there. `readers` are given queries, keys and patterns.
     """
     batch, length = inputs.shape[:2]
     x = _embedded(model, inputs).flatten(0, 1)  # the residual stream, [batch * pos, d_model]
@@ -75,7 +75,11 @@ def _normalized(norm: Any, x: Tensor) -> Tensor:
 
 
 def _attention(attn: Any, asking: Tensor, seen: Tensor, batch: int, queries: slice, readers: Readers) -> Tensor:
-    """What the heads write where they ask, [batch * query, d_model], of what they see, [batch * pos, d_model]."""
+    """Returns the output of the heads at the queries, [batch * query, d_model].
+
+    `asking` is the normalized residual stream at the queries, [batch * query, d_model]; `seen` at all positions,
+    [batch * pos, d_model].
+    """
     if asking is seen:
         q, k, v = _projected(attn, "QKV", seen, batch)
     else:
@@ -88,7 +92,7 @@ def _attention(attn: Any, asking: Tensor, seen: Tensor, batch: int, queries: sli
 
 
 def _projected(attn: Any, names: str, x: Tensor, batch: int) -> Tensor:
-    """Queries, keys and values, those of them that `names` has, by one product: [name, batch, head, pos, d_head]."""
+    """Returns the projections that `names` lists, such as QKV, by one product: [name, batch, head, pos, d_head]."""
     heads, _, d_head = attn.W_Q.shape
     weight = _joined([getattr(attn, f"W_{name}") for name in names])  # [name * head, d_model, d_head]
     bias = _joined([getattr(attn, f"b_{name}") for name in names])
@@ -101,12 +105,12 @@ def _joined(parts: list[Tensor]) -> Tensor:
 
 
 def _attended(attn: Any, q: Tensor, k: Tensor, v: Tensor, queries: slice, readers: Readers) -> Tensor:
-    """What the queries [batch, head, query, d_head] read of the values [batch, head, pos, d_head].
+    """Returns the attention-weighted values, [batch, head, query, d_head]; q, k, v are [batch, head, pos, d_head].
 
-    The fused kernel is for long sequences, for some of the queries and for other devices: on a CPU the products are
-    faster while the pattern is small, unless they are of single rows. There it has neither dropout nor a trained bias,
-    and it can be differentiated once: a second derivative (of a model in evaluation mode) and the transforms of
-    `torch.func` take the products.
+    PyTorch's fused kernel is used for long sequences, for a selection of queries, and on other devices than the CPU; on
+    a CPU plain products are faster if the pattern is small. The kernel is not used with dropout, ALiBi slopes or masked
+    own keys. It has no second derivative, so it is not used in evaluation mode with gradients, nor under the transforms
+    of `torch.func`.
     """
     own = type(attn) is ours.Attention
     slopes, rate = (attn.alibi_slope, _rate(attn.pattern_dropout)) if own else (None, 0.0)
@@ -135,7 +139,7 @@ def _attended(attn: Any, q: Tensor, k: Tensor, v: Tensor, queries: slice, reader
 
 
 def _pattern_read(q: Tensor, k: Tensor, scale: float, bias: Tensor, readers: Readers) -> Tensor:
-    """The pattern at the rows that are read, [batch, head, row, key]: few of them take little time and memory."""
+    """Returns the pattern at the rows that are read only, [batch, head, row, key], to save time and memory."""
     rows = readers.rows_of("pattern", (*q.shape[:3], k.shape[2]), q.device)  # int [sequence, row]
     if rows is not None:
         q, k, bias = q[: len(rows)], k[: len(rows)], bias[rows][:, None]
@@ -144,9 +148,9 @@ def _pattern_read(q: Tensor, k: Tensor, scale: float, bias: Tensor, readers: Rea
 
 
 def _bias(k: Tensor, slopes: Tensor | None, causal: bool, window: int | None, hidden: bool = False) -> Tensor:
-    """-slope |query - key|, and -inf at the keys that a query does not see; [query, key], or [head, query, key].
+    """Returns -slope |query - key|, and -inf at masked keys: [query, key], or [head, query, key] with slopes.
 
-    `hidden` says that a query after the first does not see its own key.
+    With `hidden`, every query but the first has its own key masked.
     """
     length = k.shape[2]
     never = k.new_full((length, length), -torch.inf)

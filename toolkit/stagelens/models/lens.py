@@ -1,6 +1,6 @@
-"""TransformerLens: the names that versions 3 and 4 share, and what to say about those that version 4 removed.
+"""TransformerLens: the names that versions 3 and 4 share, and the error for those that version 4 removed.
 
-Everything outside this room takes them from here, so that one place knows which TransformerLens is installed.
+All other code imports these names from here, so that only this module depends on the installed version.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def has_hooked_transformer() -> bool:
 
 
 def fast(model: Any) -> Any:
-    """Returns `model` itself, which from now on trains at the speed of plain PyTorch if no hook is on it.
+    """Returns `model` itself, changed to train at the speed of plain PyTorch while it has no hooks.
 
         model = sl.fast(HookedTransformer(cfg))
 

@@ -1,7 +1,7 @@
-"""Reading: activations of a forward pass are shown to functions that leave them as they are.
+"""Reading: functions are given activations of a forward pass, which they must not change.
 
-Hooks may replace an activation, so a model with hooks writes everything out. Functions that only read leave the fused
-forward path as it is: it shows them queries, keys and patterns, and computes a pattern at the rows that are read.
+Hooks may replace an activation, so a model with hooks computes every activation. Functions that only read can stay on
+the fused forward path. It gives them queries, keys and patterns, and computes a pattern only at the rows that are read.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class Readers:
 
 
 class _Enough(Exception):
-    """Ends a pass of which everything is read."""
+    """Ends a pass when every hook has read its activation."""
 
 
 NO_READERS = Readers({})
@@ -60,11 +60,11 @@ NO_READERS = Readers({})
 
 @contextmanager
 def reading(model: Any, hooks: Sequence[Hook], rows: Rows | None = None, stop: bool = False) -> Iterator[None]:
-    """Shows the activations of each pass of `model` to `hooks` while the block lasts. They must not change them.
+    """Calls `hooks` with the activations of each pass of `model` in the block. The hooks must not change them.
 
-    `rows` names the rows of a pattern that are enough, int [batch, row], or None for all. With `stop` the block ends as
-    soon as every hook has read, and the pass has no output. Only the fused forward path does either; on every other
-    path, and for other hook points, this is `model.hooks`.
+    `rows` returns the rows of a pattern that are needed, int [batch, row], or None for all. With `stop` the block ends
+    as soon as every hook has read, and the pass has no output. Only the fused forward path supports `rows` and `stop`;
+    on every other path, and for other hook points, this is `model.hooks`.
     """
     names = [name for name, _ in hooks]
     if (

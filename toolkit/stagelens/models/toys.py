@@ -10,7 +10,7 @@ from typing import Literal
 class ToyConfig:
     """What a HookedRootModule toy model puts in `self.cfg`.
 
-    The names are TransformerLens', so that a probe reads `model.cfg.n_heads` on every model alike.
+    The names are those of TransformerLens, so that a probe can read `model.cfg.n_heads` of any model.
     """
 
     n_layers: int

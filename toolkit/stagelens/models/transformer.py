@@ -38,7 +38,7 @@ class FastTransformer(HookedTransformer):  # type: ignore[misc]
 
     A call that asks for logits or a loss, with no hook attached, takes the fused forward path of `fast_forward`. Every
     other call takes TransformerLens' own forward, with all its hook points. So does a model whose config or parts were
-    changed to something that `fast_forward` does not know. The two agree up to rounding; their dropout masks differ.
+    changed to something that `fast_forward` does not cover. The two agree up to rounding; their dropout masks differ.
     """
 
     readers: Readers = NO_READERS  # who reads the activations of a pass; set by `stagelens.models.reading`
@@ -245,16 +245,16 @@ def build_transformer(
 
 
 class SlowForward(UserWarning):
-    """A model that trains TransformerLens' own way, since the fast one does not cover its config."""
+    """Warns that a model trains at TransformerLens' speed, because the fused forward path does not cover its config."""
 
 
 def accelerated(model: Any) -> Any:
-    """Does what `stagelens.models.fast` says."""
+    """Implements `stagelens.models.fast`."""
     if type(model) is not HookedTransformer:
         return model
     if unknown_part := covered.unknown_in(model):
         warnings.warn(
-            f"the model trains at TransformerLens' own speed: the fast forward does not know {unknown_part}",
+            f"the model trains at TransformerLens' speed: the fused forward path does not cover {unknown_part}",
             SlowForward,
             stacklevel=3,
         )
@@ -278,7 +278,7 @@ def from_config(values: dict[str, Any], device: str = "cpu") -> Any:
 
 @torch.no_grad()
 def _draw_weights(model: Transformer, seed: int) -> None:
-    """Draws every weight matrix, on the CPU and in float64 so that devices and dtypes agree."""
+    """Draws every weight matrix. Draws on the CPU and in float64, so that devices and dtypes agree."""
     stream = generator(seed, "weights")
     for name, parameter in model.named_parameters():
         if name.rpartition(".")[2].startswith("W_"):
@@ -299,7 +299,7 @@ def _check_names(*, activation: str, normalization: str, positions: str) -> None
 def _check_sizes(**sizes: int | None) -> None:
     for name, size in sizes.items():
         if size is not None and size < 1:
-            raise UsageError(f"{name} = {size} is not a size; give a whole number from 1 up")
+            raise UsageError(f"{name} = {size} is not a size; give an integer of at least 1")
 
 
 def _check_input(d_vocab: int | None, d_in: int | None, d_out: int | None) -> None:

@@ -80,7 +80,7 @@ class Manifest:
     """`step` is the last measured step, and `steps` the planned last one. Both are times if the run is a flow."""
 
     task: str  # id of the task
-    plugin: str  # that brings the task
+    plugin: str  # that registers the task
     preset: str  # name of the preset
     config: dict[str, Any]  # every config key with its value
     seed: Integer  # of initialization, data and evaluation

@@ -99,7 +99,7 @@ def replacing(folder: Path, wanted: bool, notify: Notify | None = None) -> Itera
     if notify is not None:
         names = " and ".join(repr(kept.name) for kept in earlier)
         also = f", and so is {names} of an earlier replacement" if earlier else ""
-        kept_as = f"it is kept as {aside.name!r}, and removed when this command finishes the new run"
+        kept_as = f"it is renamed to {aside.name!r}, and removed when this command finishes the new run"
         notify(f"run {folder.name!r} is replaced; {kept_as}{also}")
     try:
         yield

@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from stagelens.host import Host
     from stagelens.sweeps.plan import SweepPlan
 
-LOOK = 2.0  # seconds at most of timing the steps, and of timing the measurements
-STEPS = 50  # steps or measurements at most that are timed
+TIMING = 2.0  # seconds at most for timing the steps, and for timing the measurements
+STEPS = 50  # steps or measurements that are timed, at most
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ def estimate(plan: SweepPlan, workers: int) -> Estimate:
         config = next(point.config for point in plan.points if point.name == job.names[0])
         experiments = [plan.kind(config, seed) for seed in job.seeds]
         each = seconds_of(experiments, plan.probes, plan.host, plan.device) / len(job.seeds)
-        basis = f"a short timed look at one point with its probes, {each:.2g} s"
+        basis = f"timing the start of one point with its probes, {each:.2g} s"
     return Estimate(each * missing / min(workers, len(jobs)), basis)
 
 
@@ -66,11 +66,11 @@ def seconds_of(
     """
     first = experiments[0]
     if not isinstance(first, Task):
-        return sum(map(_look_at_flow, experiments))
-    return _look_at_training([one for one in experiments if isinstance(one, Task)], probes, host, device)
+        return sum(map(_time_flow, experiments))
+    return _time_training([one for one in experiments if isinstance(one, Task)], probes, host, device)
 
 
-def _look_at_training(tasks: Sequence[Task], probes: Sequence[str] | None, host: Host, device: str) -> float:
+def _time_training(tasks: Sequence[Task], probes: Sequence[str] | None, host: Host, device: str) -> float:
     """Times the first steps and measurements, and multiplies by how many there will be."""
     from stagelens.base import resolve_device, untouched_rng
     from stagelens.experiments import Training
@@ -115,16 +115,16 @@ def _each_measurement(training: Training, probes: Sequence[str] | None, host: Ho
 
 
 def _timed(call: Callable[[int], Any]) -> float:
-    """Returns the seconds of one call, averaged over at most `STEPS` calls and `LOOK` seconds."""
+    """Returns the seconds of one call, averaged over at most `STEPS` calls and `TIMING` seconds."""
     started, step = time.monotonic(), 0
-    while step < STEPS and time.monotonic() - started < LOOK:
+    while step < STEPS and time.monotonic() - started < TIMING:
         step += 1
         call(step)
     return (time.monotonic() - started) / step
 
 
-def _look_at_flow(flow: Experiment) -> float:
-    """Estimates the seconds of a flow from the part that is integrated within `LOOK` seconds."""
+def _time_flow(flow: Experiment) -> float:
+    """Estimates the seconds of a flow from the part that is integrated within `TIMING` seconds."""
     from stagelens.experiments import Flow, integrate
 
     assert isinstance(flow, Flow)
@@ -133,15 +133,15 @@ def _look_at_flow(flow: Experiment) -> float:
     def watch(now: float) -> None:
         nonlocal reached
         reached = max(reached, now)
-        if time.monotonic() - started > LOOK:
-            raise _EnoughSeen
+        if time.monotonic() - started > TIMING:
+            raise _EnoughTimed
 
     try:
         integrate(flow, watch)
-    except _EnoughSeen:
+    except _EnoughTimed:
         return float((time.monotonic() - started) * flow.config.time / max(reached, 1e-12))
     return time.monotonic() - started
 
 
-class _EnoughSeen(Exception):
+class _EnoughTimed(Exception):
     pass

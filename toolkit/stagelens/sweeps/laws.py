@@ -60,7 +60,9 @@ class Law:
         """Returns the value of the power law at each row of `columns`, [point]."""
         missing = [name for name in self.exponents if name not in columns]
         if missing:
-            raise UsageError(f"the law is in {', '.join(self.exponents)}; given {', '.join(columns) or 'no column'}")
+            raise UsageError(
+                f"the power law is in {', '.join(self.exponents)}; given {', '.join(columns) or 'no column'}"
+            )
         logs = [exponent.value * _log(name, columns[name]) for name, exponent in self.exponents.items()]
         return np.asarray(self.constant * np.exp(np.sum(logs, axis=0)), dtype=float)
 
@@ -162,7 +164,7 @@ def half_widths(design: Array, residuals: Array, alike: bool = True) -> Array:
 def _design(columns: Mapping[str, Sequence[float]], points: int) -> Array:
     """Returns the design matrix, [point, 1 + column]: a column of ones, then the logarithms."""
     if not columns:
-        raise UsageError("a law needs at least one column to fit: none was given")
+        raise UsageError("a power law needs at least one column: none was given")
     for name, column in columns.items():
         if len(column) != points:
             raise UsageError(f"column {name!r} has {len(column)} entries, the values {points}: one per point")

@@ -42,9 +42,9 @@ PARTS = re.compile(r"(?P<name>[^:@\[\]]+(\[.*?\]\)?)?)(:(?P<when>.+?))?(@(?P<thr
 
 @dataclass(frozen=True)
 class Measured:
-    """One number of a run. If it is `censored`, the run ended before; the value is then the last step, a lower bound.
+    """One number of a run. If it is `censored`, the run ended too early; the value is its last step, a lower bound.
 
-    If there is no number, the value is nan and `reason` says why.
+    If there is no number, the value is nan and `reason` explains why.
     """
 
     value: float
@@ -176,7 +176,7 @@ def _value_at(step: float, steps: Floats, values: Floats, name: str) -> Measured
 
 
 def _threshold(text: str, first: float) -> float:
-    """A number, or with % a part of the first value."""
+    """Returns a threshold given as a number, or with % as a fraction of the `first` value."""
     try:
         number = float(text.removesuffix("%"))
     except ValueError:

@@ -141,7 +141,7 @@ class SweepPlan:
         ]
 
     def command(self, point: Point) -> str:
-        """Returns the command that repeats a grid point; a Python call for a class that no plugin brings."""
+        """Returns the command that repeats a grid point; a Python call for a class that no plugin registers."""
         given = dict(setting.split("=", 1) for setting in self._given(point.settings))
         if not isinstance(self.task, str) and not self.plugin_dirs and self._has_no_plugin:
             place = {"runs": str(self.folder), "name": point.name, "resume": True}
@@ -154,7 +154,7 @@ class SweepPlan:
 
     @property
     def _has_no_plugin(self) -> bool:
-        """True if no plugin brings the task: it was given as a class."""
+        """True if no plugin registers the task: it was given as a class."""
         return self.host.tasks.owners[self.kind.id] not in {plugin.name for plugin in self.host.plugins}
 
     def _given(self, settings: Mapping[str, str]) -> list[str]:
@@ -236,7 +236,9 @@ def check_columns(plan: SweepPlan, columns: Sequence[str]) -> None:
             continue
         if key.partition(".")[0] not in plan.kind.Config.model_fields:
             known = [*plan.grid.keys, *features]
-            raise unknown("column to fit", key, known, "a law is in keys of the grid or features of the task")
+            raise unknown(
+                "column to fit", key, known, "a power law is fitted in keys of the grid or features of the task"
+            )
         value = setting_at(first.config, key)
         if not isinstance(value, int | float):
             raise UsageError(f"--fit {key!r}: its values are no numbers ({value!r})")

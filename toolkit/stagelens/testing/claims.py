@@ -21,9 +21,9 @@ def check_claim(
     - It has an id, a title, and a reference to the paper.
     - It runs within `budget`, and judges at least one finite measurement; each check has a reference to the paper.
 
-    `host` is the host that knows the claim's tasks (default: all installed plugins). Its runs are those of
-    `stagelens verify`: they come from the same cache (`cache`, else `$STAGELENS_CACHE`, else the user's cache
-    directory), which keeps a run until the source that it depends on changes. The verdict is not stored.
+    `host` is the host that knows the claim's tasks (default: all installed plugins). Runs come from the cache of
+    `stagelens verify`: `cache`, else `$STAGELENS_CACHE`, else the user's cache directory. A cached run is reused until
+    the source that it depends on changes. The verdict is not stored.
     """
     assert kind.id and kind.title, f"{kind.__name__} needs an id and a title"
     lab = Lab(host or make_host(), cache_folder(cache), budget)

@@ -27,12 +27,12 @@ def first_crossing(
 
     Args:
         steps: steps or times, [point], increasing.
-        values: the curve, [point]. A nan is passed over; next to one, the crossing is the point itself.
+        values: the curve, [point]. A nan is ignored; next to one, the crossing is not interpolated.
         level: a value equal to `level` has reached it.
         rising: True if the curve rises to the level, False if it falls to it. None takes the side of the first value.
-        after: only crossings at this step or later count. A curve that is beyond the level by then has crossed it at
-            its first point from there on.
-        lasting: True asks for the step from which on the curve stays beyond the level to its end.
+        after: only crossings at this step or later count. If the curve is beyond the level at `after` already, the
+            crossing is its first point from there on.
+        lasting: True returns the step after which the curve stays beyond the level to its end.
     """
     steps, values = np.asarray(steps, dtype=np.float64), np.asarray(values, dtype=np.float64)
     beyond = values - level if _rises(values, level, rising) else level - values  # [point], nan where unknown

@@ -54,7 +54,7 @@ class SeriesCurve:
 
     @property
     def rule(self) -> str:
-        """How several numbers per step become one; empty if there is one anyway."""
+        """How several numbers per step become one, such as `mean over head`; empty if there is only one."""
         return rule_of(self.averaged, self.labels)
 
     @property
@@ -80,7 +80,7 @@ class SeriesCurve:
         flat = values.reshape(len(values), -1)
         there = ~np.isnan(flat).all(axis=1)
         if not there.any():
-            raise UsageError(f"series {self.name!r} holds no number")
+            raise UsageError(f"series {self.name!r} has no values")
         return timeline.steps[there], self.middle(flat[there], 1)
 
 

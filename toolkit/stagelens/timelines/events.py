@@ -17,7 +17,7 @@ from stagelens.timelines.timeline import Timeline
 
 Floats = NDArray[np.float64]
 
-LEAST_RISE = 0.2  # of the larger end: a smaller rise is no event
+LEAST_RISE = 0.2  # as a fraction of the larger of first and last value: a smaller rise is not an event
 MOST_LINES = 8  # a series of more numbers per step is averaged over layers, heads and positions
 
 
@@ -41,8 +41,8 @@ def probe_events(timeline: Timeline) -> list[dict[str, Any]]:
 def half_rise(steps: NDArray[Any], values: Floats) -> float | None:
     """Returns the step from which on `values` [step] stay above half of their rise; None if they do not clearly rise.
 
-    They clearly rise if the median of the last three values exceeds that of the first three by half of the whole
-    range, and by a fifth of the larger of the two.
+    `first` and `last` are the medians of the first and of the last three values. The values clearly rise if
+    `last - first` is at least half of their whole range, and at least a fifth of the larger of the two.
     """
     there = np.isfinite(values)  # a run that diverges ends in infinities
     steps, values = steps[there], values[there]

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-FEWEST = 3  # points of a line whose R2 says something
+FEWEST = 3  # points that a fitted line needs: with two, R2 is always 1
 
 
 class LineFit(NamedTuple):

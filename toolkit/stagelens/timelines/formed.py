@@ -26,8 +26,8 @@ from stagelens.timelines.labels import HOLD
 from stagelens.timelines.timeline import Timeline
 
 Floats = NDArray[np.float64]
-LEAST = 0.2  # a reading that rises by less forms nothing
-OLD = 0.5  # a reading that starts and ends above this was there before training
+LEAST = 0.2  # a head has formed only if its reading rises by at least this much
+OLD = 0.5  # a head whose reading starts and ends above this had formed before training
 ERRORS = 3.0  # standard errors by which a reading must end above its chance level
 MOST_HEADS = 6  # whose roles are listed one by one
 CLEAR = 0.5  # attention mass from which a head is said to lock onto a group
@@ -37,7 +37,7 @@ MASS = "head_specialization/mass"
 
 @dataclass(frozen=True)
 class Formation:
-    """What one probe saw form: `step` is None if nothing lasting did, and `what` is the sentence about it."""
+    """What one probe saw form: `step` (None if nothing lasting formed), and a sentence about it, `what`."""
 
     probe: str
     step: float | None
@@ -49,7 +49,7 @@ class Formation:
 
 @dataclass(frozen=True)
 class Change:
-    """How one line changed: its medians over the first and last measurements, its peak, and the step of its rise."""
+    """How one line changed: medians over its first and last measurements, its peak, and the step of its rise."""
 
     first: float
     last: float
@@ -76,10 +76,9 @@ class Change:
 def what_formed(timeline: Timeline, unit: str = "step") -> list[Formation]:
     """Returns what formed in the heads of a model, one `Formation` for each of the four probes that were measured.
 
-    A head has formed if its headline reading rises by a fifth of the whole scale, keeps it to the end, and ends above
-    its chance level by three standard errors. The step is the one at which half of the rise is reached. Formations
-    are sorted by step; probes that saw nothing form come last, and their sentence says so. `unit` is `step`, or
-    `time` of a flow.
+    A head has formed if its headline reading rises by a fifth of the whole scale and stays there. It must also end
+    above its chance level by three standard errors. The step is the one at which half of the rise is reached.
+    Formations are sorted by step. Probes that saw nothing form come last. `unit` is `step`, or `time` for a flow.
     """
     found: list[Formation] = []
     for headline in HEADLINES:
@@ -136,7 +135,7 @@ class Wording:
 
 
 def _lost(changes: dict[str, Change], unit: str) -> str:
-    """Returns the end of a sentence about what formed and did not last; empty if nothing did."""
+    """Returns the end of a sentence about a head that formed and was lost again; empty if there is none."""
     gone = [(change.peak, label, change.at_peak) for label, change in changes.items() if change.is_transient]
     if not gone:
         return ""
@@ -235,7 +234,7 @@ def _last(values: Floats | None) -> float:
 
 
 def _at(step: float, unit: str) -> str:
-    """Returns `step 60`, or `time 0.62`: steps are whole numbers, times are not."""
+    """Returns `step 60`, or `time 0.62`: steps are integers, times are not."""
     return f"{unit} {step:.0f}" if unit == "step" or step >= 100 else f"{unit} {step:.3g}"
 
 

@@ -23,9 +23,9 @@ SPAN = 0.05  # of the step at which it begins: schedules measure often where muc
 
 
 def settled(codes: ArrayLike, steps: ArrayLike | None = None, hold: int = HOLD, span: float = SPAN) -> Floats:
-    """Returns `codes` [step] without visits that do not last; a visit has the code before it. nan stays nan.
+    """Returns `codes` [step] in which codes that do not last are replaced by the code before them. nan stays nan.
 
-    A first visit that does not last has the code that follows it. Without `steps` only measurements count.
+    If the first code does not last, it is replaced by the next one. Without `steps` only measurements count.
     """
     found = np.array(codes, dtype=np.float64)
     there = np.flatnonzero(np.isfinite(found))

@@ -41,7 +41,7 @@ class Nearest:
     def transition_names(self, steps: NDArray[Any], transitions: Sequence[HasSpan]) -> list[str]:
         """Returns `predicts as NAME` for each transition after which another reference is nearest than before it.
 
-        A transition after which it is the same one, or none, has the name "".
+        The name is "" if the nearest reference is the same on both sides, or if there is none afterwards.
         """
         ends = [*(one.start for one in transitions[1:]), float(steps[-1])] if len(transitions) else []
         after = [self._usual((steps >= one.end) & (steps <= end)) for one, end in zip(transitions, ends, strict=True)]

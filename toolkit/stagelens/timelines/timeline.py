@@ -200,10 +200,10 @@ def _can_be(column: Column) -> bool:
 
 
 class Timeline(Mapping[str, Any]):
-    """`timeline.dataset` is an `xarray.Dataset` over `step`; `timeline[name]` one `DataArray` of it.
+    """`timeline.dataset` is an `xarray.Dataset` over `step`; `timeline[name]` is one `DataArray` of it.
 
-    The steps are strictly increasing. Of two measurements of one step the later one counts. If the coordinates or
-    labels of a series change between measurements, they are matched by name.
+    The steps are strictly increasing. If a step was measured twice, the later measurement is used. If the coordinates
+    or labels of a series change between measurements, they are matched by name.
     """
 
     def __init__(self, measurements: Sequence[Measurement], attributes: Mapping[str, Any] | None = None) -> None:
@@ -324,7 +324,7 @@ class Timeline(Mapping[str, Any]):
         return xarray.Variable(("step", *column.dims), self.series(name), attrs)
 
     def __getitem__(self, name: str) -> xarray.DataArray:
-        """Returns a series with its dims, or the part of it that a name such as `probe/reading[head=0]` picks."""
+        """Returns a series with its dims, or the part of it that a name such as `probe/reading[head=0]` selects."""
         import xarray
 
         from stagelens.timelines.curves import picked

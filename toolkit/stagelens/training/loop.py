@@ -1,4 +1,4 @@
-"""Tracks: trainings that are recorded. One loop runs one training, or several vectorized ones, to the end."""
+"""The loop: trains one recorded training (a `Track`), or several vectorized ones, to the end."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from stagelens.runs import Store, checkpoint, read_measurements
 from stagelens.timelines import Measurement, Reading
 from stagelens.training.writer import Progress, Writer, graceful, throttled
 
-CHECK_EVERY = 50  # steps between looks at whether the loss is still finite
+CHECK_EVERY = 50  # steps between two checks that the loss is finite
 
 
 class Track:
@@ -40,7 +40,7 @@ class Track:
         self.to_save = {*CHECKPOINTS.planned(self.steps)}
 
     def can_restore(self, step: int) -> bool:
-        """Whether the checkpoint of `step` can be read."""
+        """Returns True if the checkpoint of `step` can be read."""
         try:
             path = checkpoint.path_of(self.writer.folder, step)
             checkpoint.load(path, self.training.task.id, self.writer.manifest.content)
@@ -78,7 +78,7 @@ class Track:
         return step == self.to_measure or step in self.to_save
 
     def visit(self, step: int, save: bool) -> None:
-        """Measures and saves if the schedule says so at `step`. `save` forces a checkpoint."""
+        """Measures and saves what is due at `step`. `save` forces a checkpoint."""
         if step == self.to_measure:
             observed, self.observed = self.observed or self.recorder.observe(step), None
             readings = self.recorder.record(step, observed, self.training.scalars())
@@ -119,11 +119,11 @@ def carry(
     settle: Callable[[bool], None] = lambda saving: None,  # noqa: ARG005
     look: Callable[[int, Sequence[Track]], None] = lambda step, due: None,  # noqa: ARG005
 ) -> None:
-    """Trains the tracks from step `start` to the end, or to the step after `stop` is set. Their writers store which.
+    """Trains the tracks from step `start` to the end, or until `stop` is set. Stores in each writer how it ended.
 
-    A track whose loss diverges ends there, and the others continue. `settle(saving)` copies what `trainer` stores
-    elsewhere, such as stacked weights, back into the tracks before they are measured. `look(step, due)` may observe for
-    the tracks that are measured at this step.
+    A track whose loss diverges ends there, and the others continue. Before tracks are measured, `settle(saving)` copies
+    what `trainer` stores elsewhere, such as stacked weights, back into them. Then `look(step, due)` may observe for the
+    tracks that are measured at this step.
     """
     steps = tracks[0].steps
     report = throttled(progress, steps)

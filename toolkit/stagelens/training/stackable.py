@@ -1,4 +1,4 @@
-"""Whether trainings can be vectorized over their seeds: a few updates together must be those of each seed alone."""
+"""Checks that trainings can be vectorized over their seeds: vectorized updates must equal those of each seed alone."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from stagelens.base import untouched_rng
 from stagelens.experiments import Training
 from stagelens.training.stacking import PADDING, NotStackable, Stacked
 
-UPDATES = 3  # that are made both ways; the first ones already go through the optimizer's state
-# Largest relative difference of losses and gradients at the first update, and of what all updates changed.
+UPDATES = 3  # that are made both ways; from the second on the optimizer's state matters too
+# By dtype: the largest relative difference of losses and gradients at the first update, and of the total change.
 AGREE = {torch.float64: (1e-9, 1e-7), torch.float32: (1e-4, 1e-3)}
-NEGLIGIBLE = 1e-6  # of what the updates of the whole model do to the loss
+NEGLIGIBLE = 1e-6  # a difference below this fraction of the effect of all updates on the loss is ignored
 
 Tensors = dict[str, Tensor]
 
@@ -34,7 +34,7 @@ def why_not(members: Sequence[Training]) -> str:
             _compare(Stacked([_copy(member) for member in members]), [_copy(member) for member in members])
     except NotStackable as reason:
         return str(reason)
-    except Exception as error:  # whatever a model does that vmap does not: it is trained alone instead
+    except Exception as error:  # vmap does not support something that the model does, so the seeds are trained alone
         return f"torch.func.vmap refuses it ({type(error).__name__}: {' '.join(str(error).split())[:120]})"
     return ""
 
@@ -56,7 +56,7 @@ def _copy(member: Training) -> Training:
 def _compare(stacked: Stacked, alone: Sequence[Training]) -> None:
     """Makes the first updates both ways; raises unless they agree in every member."""
     start = [_parameters(training) for training in alone]
-    pulls: list[Tensors] = [{} for _ in alone]  # the sum of the gradients' sizes, by parameter
+    gradients: list[Tensors] = [{} for _ in alone]  # the sum of their absolute values over the updates, by parameter
     for step in range(UPDATES):
         stacked.advance(step)
         for index, training in enumerate(alone):
@@ -66,9 +66,9 @@ def _compare(stacked: Stacked, alone: Sequence[Training]) -> None:
                 _compare_step(stacked, index, training)
             for name, parameter in training.model.named_parameters():
                 if parameter.grad is not None:
-                    pulls[index][name] = pulls[index].get(name, 0.0) + parameter.grad.abs()
+                    gradients[index][name] = gradients[index].get(name, 0.0) + parameter.grad.abs()
     for index, training in enumerate(alone):
-        _compare_updates(stacked.members[index], training, start[index], pulls[index])
+        _compare_updates(stacked.members[index], training, start[index], gradients[index])
         _compare_buffers(stacked.members[index], training)
 
 
@@ -91,28 +91,28 @@ def _compare_step(stacked: Stacked, index: int, alone: Training) -> None:
         )
 
 
-def _compare_updates(together: Training, alone: Training, start: Tensors, pulls: Tensors) -> None:
+def _compare_updates(together: Training, alone: Training, start: Tensors, gradients: Tensors) -> None:
     """Raises unless the updates changed the parameters as they change those of the member alone.
 
-    A number counts by its gradient. If that is nothing but rounding, as that of the keys' biases of an attention
-    layer, Adam moves the number all the same, in any direction, and the loss does not depend on it.
+    Differences are weighted by the size of the gradient. The gradient of a parameter may be rounding alone, as for the
+    biases of keys. Adam then moves it in a random direction, and the loss does not depend on it.
     """
     assert alone.loss is not None
     _, near = AGREE.get(alone.loss.dtype, (1e-3, 1e-2))
     ours, theirs = _parameters(together), _parameters(alone)
     wrong, whole = {}, {}
-    for name, pull in pulls.items():
-        rounding = 4 * torch.finfo(pull.dtype).eps * theirs[name].abs()
-        apart = ((ours[name] - theirs[name]).abs() - rounding).clamp(min=0)
-        wrong[name] = float((pull * apart).sum())
-        whole[name] = float((pull * (theirs[name] - start[name]).abs()).sum())
+    for name, size in gradients.items():
+        rounding = 4 * torch.finfo(size.dtype).eps * theirs[name].abs()
+        difference = ((ours[name] - theirs[name]).abs() - rounding).clamp(min=0)
+        wrong[name] = float((size * difference).sum())
+        whole[name] = float((size * (theirs[name] - start[name]).abs()).sum())
     for name, error in wrong.items():
         if error > near * whole[name] + NEGLIGIBLE * sum(whole.values()):
             raise NotStackable(f"after {UPDATES} updates its {name!r} is not that of a seed alone")
 
 
 def _compare_buffers(together: Training, alone: Training) -> None:
-    """Raises if training changes the model's buffers, which the stack takes as they are at the start."""
+    """Raises if training changes the model's buffers, because vectorized training treats them as constants."""
     buffers = dict(together.model.named_buffers())
     for name, buffer in alone.model.named_buffers():
         if not torch.equal(buffer, buffers[name]):

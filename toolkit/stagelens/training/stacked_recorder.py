@@ -17,8 +17,8 @@ from stagelens.recording import ModelChanged, Observed, Omitted, Probe, ProbeCon
 from stagelens.timelines import Reading
 from stagelens.training.stacking import Stacked
 
-LARGEST = 2**18  # numbers in a member's batch; of more, the arithmetic takes longer than what is around it
-CHECKED = 2  # the first observations are made both ways; at the second the probes have a state to go on from
+LARGEST = 2**18  # numbers in a member's batch; with more, vectorizing saves no time
+CHECKED = 2  # observations that are made both ways at first; from the second on, probes continue from a state
 AGREE = {torch.float64: (1e-6, 1e-12), torch.float32: (1e-3, 1e-7)}  # relative and absolute
 
 States = dict[str, dict[str, Tensor]]  # what each probe carries on
@@ -29,13 +29,15 @@ class Apart(Exception):
 
 
 class StackedRecorder:
-    """Observes for the recorders of stacked trainings what each would observe alone.
+    """Observes for the recorders of vectorized trainings what each would observe alone.
 
     The pass and the probes that set `stacks` are vectorized, with the batch and the directions of each member. The
-    metrics and the other probes are computed member by member after the pass, with the member's own task. If every
-    recorder has to make its own pass, `apart` gives the reason: a probe of the second kind has hooks, the batches are
-    large, groups or queries differ, or a number differs from that of a member alone. All members are compared with
-    passes of their own at the first two observations; at the 4th, 8th, 16th, ... one of them is, each in turn.
+    metrics and the other probes are computed member by member after the pass, with the member's own task.
+
+    If every recorder has to make its own pass, `apart` gives the reason. There are four: a probe that does not set
+    `stacks` has hooks; the batches are large; groups or queries differ; a number differs from that of a member alone.
+    At the first two observations, all members are compared with passes of their own. At the 4th, 8th, 16th, ... one
+    member is, in turn.
     """
 
     def __init__(self, stacked: Stacked, recorders: Sequence[Recorder]) -> None:
@@ -61,7 +63,7 @@ class StackedRecorder:
             for recorder in recorders:
                 recorder.name_culprit(step)
             raise
-        except Exception as reason:  # whatever vmap does not do: each looks for itself, and fails by itself
+        except Exception as reason:  # vmap does not support something: each recorder makes its own pass from now on
             self.apart = f"{type(reason).__name__}: {' '.join(str(reason).split())[:200]}"
             for recorder, states in zip(recorders, before, strict=True):
                 _put_states(recorder.probes, states)
@@ -79,17 +81,17 @@ class StackedRecorder:
 
     def _stack_inputs(self) -> None:
         """Batches and directions as tensors [seed, ...], of which the batches of the recorders become views."""
-        scenes = [recorder.context for recorder in self.recorders]
-        if any(_fixed_parts(context) != _fixed_parts(scenes[0]) for context in scenes):
+        contexts = [recorder.context for recorder in self.recorders]
+        if any(_fixed_parts(context) != _fixed_parts(contexts[0]) for context in contexts):
             raise Apart("groups, queries or the names of directions differ between seeds")
-        given = [(context.batch, [torch.as_tensor(one) for one in context.directions.values()]) for context in scenes]
+        given = [(context.batch, [torch.as_tensor(one) for one in context.directions.values()]) for context in contexts]
         leaves, trees = zip(*map(tree_flatten, given), strict=True)
         if any(tree != trees[0] for tree in trees) or not all(isinstance(leaf, Tensor) for leaf in leaves[0]):
             raise Apart("the batches are not tensors alone")
         if sum(leaf.numel() for leaf in leaves[0]) > LARGEST:
             raise Apart("the batches are large")
         self._leaves, self._tree = [torch.stack(one) for one in zip(*leaves, strict=True)], trees[0]
-        for index, context in enumerate(scenes):
+        for index, context in enumerate(contexts):
             context.batch, _ = tree_unflatten([leaf[index] for leaf in self._leaves], self._tree)
 
     def _together(self, step: float, members: Sequence[int]) -> list[Observed]:
@@ -118,7 +120,10 @@ class StackedRecorder:
 
 
 class _Lens(nn.Module):
-    """(batch and directions, states) -> what one member's probes see, as tensors, with the parameters put in."""
+    """The shared pass of one member as a module, so that `functional_call` can set its parameters.
+
+    It maps ((batch, directions), states of the probes) to the tensors that the probes return.
+    """
 
     def __init__(self, recorder: Recorder, alone: Sequence[str], step: float) -> None:
         super().__init__()
@@ -129,9 +134,9 @@ class _Lens(nn.Module):
         self.readings: list[tuple[str, Reading | Omitted]] = []  # of each probe, but for their values
         self.states: list[tuple[str, str]] = []
         self.tree: Any = None  # of the output
-        self.after = bool(alone) or recorder.metrics is not None  # whether something is computed from the output
+        self.after = bool(alone) or recorder.metrics is not None  # True if something is computed from the output
 
-    def _scene(self, batch: Batch, directions: Sequence[Tensor]) -> ProbeContext:
+    def _context(self, batch: Batch, directions: Sequence[Tensor]) -> ProbeContext:
         """Returns what the member's probes observe. Refuses functions of the task, which may depend on the seed."""
         own = self.recorder.context
         return replace(
@@ -147,7 +152,7 @@ class _Lens(nn.Module):
         )
 
     def forward(self, given: Any, states: Iterable[tuple[tuple[str, str], Tensor]]) -> list[Tensor]:
-        context = self._scene(*given)
+        context = self._context(*given)
         _put_states(self.probes, _nested(states, self.probes))
         observed = observe(context, self.probes, None, _raise)
         after = list(_flat(_states(self.probes)))

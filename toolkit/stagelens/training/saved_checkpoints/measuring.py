@@ -85,7 +85,7 @@ class Checkpoint:
         self.measured = Measured(step, warnings=list(loader.warnings), digest=digest_of(model))
 
     def measure(self, probes: Sequence[str], states: States) -> dict[str, Any]:
-        """Adds the readings of `probes`, which go on from `states`. Returns their new states."""
+        """Adds the readings of `probes`, which continue from `states`. Returns their new states."""
         recorder = Recorder(
             self._model,
             probes,

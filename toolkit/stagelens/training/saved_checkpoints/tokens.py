@@ -92,7 +92,7 @@ def random_tokens(vocabulary: int | None, sequences: int, length: int) -> Tensor
 def _checked(tokens: Tensor | None, source: str) -> Tensor:
     if tokens is None or tokens.ndim != 2 or tokens.is_floating_point() or tokens.is_complex() or not tokens.numel():
         given = "" if tokens is None else f", not {tokens.dtype} {list(tokens.shape)}"
-        raise UsageError(f"{source}: expected one tensor of tokens, whole numbers of shape [sequence, position]{given}")
+        raise UsageError(f"{source}: expected one tensor of tokens, integers of shape [sequence, position]{given}")
     return tokens.long()
 
 

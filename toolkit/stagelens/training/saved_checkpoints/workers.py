@@ -45,7 +45,7 @@ class Share:
 def measured_by_workers(
     jobs: int, plan: Plan, files: Mapping[int, Source], states: States, plugin_dirs: Sequence[str] = ()
 ) -> Generator[Measured]:
-    """Yields what each checkpoint of `files` gives, in their order. One that fails is reported, the others go on."""
+    """Yields the measurements of the checkpoints `files`, in their order. One that fails does not stop the others."""
     jobs, threads, context = min(jobs, len(files)), threads_each(jobs), get_context("spawn")
     numbered = [(index, step, source) for index, (step, source) in enumerate(files.items())]
     ring = [context.Pipe(duplex=False) for _ in range(jobs)]  # (what a worker reads, what the one before it writes)
