@@ -30,6 +30,7 @@ from kit.tiny import (
 )
 from stagelens.api import run_ensemble
 from stagelens.experiments import Training
+from stagelens.experiments.flow import integrate
 from stagelens.models import FastTransformer
 from stagelens.runs import checkpoint
 
@@ -149,6 +150,20 @@ def test_a_flow_does_not_depend_on_how_many_points_of_it_are_recorded(task_id, t
     for name in few.timeline:
         one, other = few.timeline.series(name)[shared], many.timeline.series(name)[there]
         np.testing.assert_allclose(one, other, rtol=1e-7, atol=1e-9, err_msg=name)
+
+
+@pytest.mark.parametrize("task_id", FLOWS)
+def test_a_flow_does_not_depend_on_its_solver(task_id):
+    """The default, a multistep method, and an implicit Runge-Kutta method give the same trajectory."""
+    tolerances = {"rtol": 1e-7, "atol": 1e-10}
+    one, other = (integrate(tiny_task(task_id, settings=tolerances | {"method": name})) for name in ("LSODA", "Radau"))
+    assert not one.error and not other.error
+    assert other.events == pytest.approx(one.events, rel=1e-4)
+    for ours, theirs in zip(one.readings, other.readings, strict=True):
+        for mine, its in zip(ours, theirs, strict=True):
+            if mine.name != "conserved/drift":  # it is the solver's error
+                scale = max(1e-3, np.nanmax(np.abs(mine.array()), initial=0.0))
+                np.testing.assert_allclose(its.array(), mine.array(), rtol=0, atol=5e-4 * scale, err_msg=mine.name)
 
 
 def test_hooks_that_change_the_training_are_seen_by_these_tests():

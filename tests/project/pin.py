@@ -2,6 +2,7 @@
 
 python tests/project/pin.py golden [SERIES ...]
 python tests/project/pin.py surface
+python tests/project/pin.py detector
 python tests/project/pin.py runs 0.2.0
 """
 
@@ -40,6 +41,19 @@ def pin_surface() -> None:
     print("now run `python docs/reference_pages.py`: the page about JSON shows the schemas")  # noqa: T201
 
 
+def pin_detector() -> None:
+    """Writes what the detector finds. If that changed, `DETECTOR` has to be raised first."""
+    from project import detector
+    from stagelens.runs import DETECTOR
+
+    found = detector.measure()
+    if detector.FILE.exists():
+        number, pinned = detector.load()
+        if number == DETECTOR and (wrong := list(detector.differences(pinned, found))):
+            sys.exit("\n".join(["nothing is written; raise DETECTOR in runs/manifest.py first:", *wrong]))
+    detector.save(found)
+
+
 def pin_runs(version: str) -> None:
     from project.write_runs import FOLDER, write_runs
 
@@ -49,7 +63,7 @@ def pin_runs(version: str) -> None:
     write_runs(folder)
 
 
-PARTS = {"golden": pin_golden, "surface": pin_surface, "runs": pin_runs}
+PARTS = {"golden": pin_golden, "surface": pin_surface, "detector": pin_detector, "runs": pin_runs}
 
 if __name__ == "__main__":
     if len(sys.argv) < 2 or sys.argv[1] not in PARTS:
