@@ -2,8 +2,8 @@
 
 It also counts the claims that hold in the project's README.
 
-One line for each claim: what was checked first (or, if the claim differs, what differs), the paper's number and ours,
-the verdict with each budget, and the reason if it differs. A test fails if a table is stale.
+Each claim has one line. It shows the first check (or, if the claim differs, the first that differs), the paper's number
+and ours, the verdict with each budget, and the reason if it differs. A test fails if a table is stale.
 """
 
 from __future__ import annotations

@@ -37,7 +37,7 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
 
 
 def checks_table(plugin: str, budget: str) -> str:
-    """The checks of all claims of `plugin`: measured beside expected, and sanity checks marked as such."""
+    """The checks of all claims of `plugin`: measured and expected values, and sanity checks marked as such."""
     results = load(plugin, budget)
     if not results:
         return ""

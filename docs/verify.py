@@ -3,7 +3,7 @@
     python docs/verify.py --budget long markov rich
     python docs/verify.py --budget long --claim S8 --again
 
-Each verdict is written when it is decided, so that this can be interrupted at any time. The same command goes on: it
+Each verdict is written when it is decided, so that this can be interrupted at any time. The same command continues: it
 keeps the verdicts in the cache that are still valid. `--again` verifies all chosen claims anew, from cached runs.
 """
 

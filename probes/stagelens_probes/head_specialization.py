@@ -69,10 +69,10 @@ def coverage_chance(n_heads: int, n_groups: int) -> float:
 def leaders(found: Masses, n_groups: int) -> Tensor:
     """Returns the index of each head's leading group, int [head]; `n_groups` if none leads.
 
-    A group leads if the head puts more on it than uniform attention would, relative to what it could put there:
-    (mass - chance) / (reach - chance), which is 0 by chance and 1 at most. The leading group has the largest value. It
-    must be above LEADS_ABOVE, and the 95% confidence interval of the mass must be above chance; if there is one sample,
-    the mass must exceed chance by `Masses.margin`.
+    The value of a group is (mass - chance) / (reach - chance). It is what the head puts on the group beyond uniform
+    attention, relative to what it could put there. It is 0 by chance and 1 at most. The leading group has the largest
+    value. It must be above LEADS_ABOVE, and the 95% confidence interval of the mass must be above chance. If there is
+    one sample, the mass must exceed chance by `Masses.margin`.
     """
     (mass, error), chance = over_sequences(found.mass), found.uniform.mean(0)  # [head, group], [group]
     gained = (mass - chance) / (found.reach - chance)

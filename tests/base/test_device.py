@@ -1,4 +1,4 @@
-"""Devices: which one is used, and that no task makes tensors elsewhere."""
+"""Devices: which one is chosen, and no task creates tensors on another one."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from stagelens.testing import check_task_device
 
 @pytest.mark.parametrize(("accelerator", "expected"), [("mps", "mps"), ("cuda:1", "cuda:1"), (None, "cpu")])
 def test_auto_is_the_accelerator_of_the_machine_else_the_cpu(monkeypatch, accelerator, expected):
-    """The machine that runs this may have none, so torch's two answers are replaced."""
+    """Replaces torch's two answers, because the test machine may have no accelerator."""
     found = torch.device(accelerator) if accelerator else None
     monkeypatch.setattr(torch.accelerator, "is_available", lambda: found is not None)
     monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda: found)

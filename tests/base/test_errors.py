@@ -1,4 +1,4 @@
-"""Errors that a person reads."""
+"""Error messages for users."""
 
 from __future__ import annotations
 
@@ -13,5 +13,5 @@ def test_the_nearest_name_is_offered_only_where_there_is_one():
     assert str(unknown("run", "xyz", [])) == "unknown run 'xyz'; none is known"
 
 
-def test_a_mistake_ends_with_2_and_the_machines_fault_with_1():
+def test_the_exit_codes_are_2_for_mistakes_3_for_environment_errors_and_1_for_others():
     assert (UsageError.exit_code, EnvironmentFault.exit_code, StagelensError.exit_code) == (2, 3, 1)

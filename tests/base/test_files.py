@@ -1,4 +1,4 @@
-"""Files that are either whole or not there, and names that stay inside their folder."""
+"""Atomic writes, and names of runs that cannot lead out of the runs directory."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def test_what_is_written_replaces_the_file_at_once(tmp_path):
     assert list(tmp_path.iterdir()) == [path]
 
 
-def test_a_failure_leaves_the_old_file_and_nothing_beside_it(tmp_path):
+def test_a_failure_leaves_the_old_file_and_nothing_next_to_it(tmp_path):
     path = tmp_path / "a.txt"
     write_text(path, "old")
     with pytest.raises(RuntimeError), writing(path) as aside:
@@ -29,7 +29,7 @@ def test_a_failure_leaves_the_old_file_and_nothing_beside_it(tmp_path):
     assert list(tmp_path.iterdir()) == [path]
 
 
-def test_a_place_that_cannot_be_written_is_the_machines_fault(tmp_path):
+def test_a_place_that_cannot_be_written_is_an_environment_error(tmp_path):
     with pytest.raises(EnvironmentFault, match=r"cannot write .*No such file or directory"):
         write_text(tmp_path / "nowhere" / "a.txt", "text")
     (tmp_path / "file").write_text("")

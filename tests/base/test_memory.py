@@ -1,4 +1,4 @@
-"""Memory: what does not fit is told in one line, in time, and only that is told so."""
+"""Memory: an allocation that does not fit is reported in one line, and no other error is."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def test_a_containers_limit_counts_where_it_is_the_lower_one(monkeypatch, tmp_pa
 
 @linux
 def test_a_process_that_was_given_less_keeps_to_that():
-    """A limit that stands is not lifted."""
+    """An existing limit is not raised."""
     script = (
         "import resource; from stagelens.base.memory import within_memory\n"
         "resource.setrlimit(resource.RLIMIT_DATA, (10**9, 10**9))\n"

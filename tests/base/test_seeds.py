@@ -1,4 +1,4 @@
-"""Every random number is a function of the seed and of what it is for."""
+"""Every random number is a function of the seed and of its purpose."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Checks as values: what each constructor accepts, and that nothing is accepted without a measurement."""
+"""Checks: what each constructor accepts, and no check is made without a measurement."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ from stagelens.claims.claim import verdict_of
         (["never", 2.0], [1.0, 2.0], True, False),
     ],
 )
-def test_close_is_relative_unless_told_and_goes_item_by_item(measured, expected, relative, holds):
+def test_close_is_relative_by_default_and_goes_item_by_item(measured, expected, relative, holds):
     assert close("x", measured, expected, 0.03, "Eq. 1", relative=relative).holds is holds
 
 

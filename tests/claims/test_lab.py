@@ -1,4 +1,4 @@
-"""The lab trains a run once, reuses it while nothing has changed, and goes on with what was interrupted."""
+"""The lab trains a run once, reuses it while nothing has changed, and resumes interrupted runs."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def lab(tmp_path):
 
 
 def again(lab, **changes):
-    """A lab of another process: the same cache, nothing in memory."""
+    """Returns a lab as another process has it: the same cache, nothing in memory."""
     return Lab(lab.host, lab.cache, **changes)
 
 
@@ -78,7 +78,7 @@ def test_a_value_of_the_budget_or_of_the_next_smaller_one(lab):
         lab.of_budget({"long": 2})
 
 
-def test_an_interrupted_run_goes_on_where_it_stopped(lab):
+def test_an_interrupted_run_continues_where_it_stopped(lab):
     whole = lab.run("small", {"steps": 30}, seed=3)
 
     def stop(label, step, steps):
@@ -99,7 +99,7 @@ def test_a_run_that_fails_is_an_error_and_no_result(lab):
         lab.run("small", {"steps": 60, "lr": 1e30})
 
 
-def test_a_wrong_setting_is_told_before_anything_is_trained(lab):
+def test_a_wrong_setting_is_reported_before_anything_is_trained(lab):
     with pytest.raises(UsageError, match="unknown config key 'step'"):
         lab.run("small", {"step": 5})
     assert not (lab.cache / "runs").exists()
@@ -119,7 +119,7 @@ def test_changed_source_makes_another_run(lab, tmp_path, monkeypatch):
     before = digest()
     (package / "claims.py").write_text("b = 2\n")
     (package / "cli" / "show.py").write_text("c = 2\n")
-    assert digest() == before  # they look at runs and make none
+    assert digest() == before  # they read runs and do not make any
     (package / "model.py").write_text("a = 2\n")
     changed = digest()
     assert changed != before

@@ -50,7 +50,7 @@ def test_a_claim_that_differs_is_a_result(verifying):
     assert all(check["measured"] > 0 and check["expected"] == 0.0 for check in result["checks"])
 
 
-def test_runs_are_shared_between_claims_and_kept(verifying, tmp_path):
+def test_runs_are_shared_between_claims_and_cached(verifying, tmp_path):
     verifying("T1", "T2")
     assert len(kept_runs(tmp_path)) == 3  # T2's two runs are T1's
     times = {path: path.stat().st_mtime_ns for path in (tmp_path / "cache" / "runs").glob("*/run.json")}
@@ -74,7 +74,7 @@ def test_a_claim_may_need_more_than_there_is(verifying, tmp_path):
     paid = verifying("T3", options=("--json", "--budget", "paper")).json
     assert [(result["verdict"], result["budget"]) for result in paid] == [("holds", "paper")]
     verifying("T3")
-    assert last_results("claims_plugin", tmp_path / "cache")[0].verdict == "holds"  # lack of budget unsays nothing
+    assert last_results("claims_plugin", tmp_path / "cache")[0].verdict == "holds"  # 'needs budget' replaces no verdict
 
 
 @pytest.mark.parametrize(
@@ -86,7 +86,7 @@ def test_a_claim_may_need_more_than_there_is(verifying, tmp_path):
         ("T7", "'claims_plugin:Nowhere': module 'claims_plugin' has no 'Nowhere'", 0),
     ],
 )
-def test_a_claim_in_error_says_so_in_one_line(verifying, claim, error, checks):
+def test_a_claim_in_error_is_reported_in_one_line(verifying, claim, error, checks):
     answer = verifying(claim)
     (result,) = answer.json
     assert answer.code == 1
@@ -94,7 +94,7 @@ def test_a_claim_in_error_says_so_in_one_line(verifying, claim, error, checks):
     assert "Traceback" in result["traceback"]
 
 
-def test_after_an_error_the_rest_goes_on(verifying, monkeypatch):
+def test_after_an_error_the_others_continue(verifying, monkeypatch):
     monkeypatch.setenv("COLUMNS", "200")
     answer = verifying(options=("--seeds", "1"))
     assert answer.code == 1
@@ -148,7 +148,7 @@ def test_resuming_verifies_only_what_has_no_valid_verdict(verifying, tmp_path, m
 
 
 class Later:
-    """A clock that shows which verdicts are new."""
+    """A clock that advances, so that new verdicts have a new time."""
 
     TEXT = "2100-01-01T00:00:00+00:00"
 
@@ -188,7 +188,7 @@ def test_a_plugin_that_did_not_load_is_named_with_its_error(cli, tmp_path):
     assert "plugin 'broken' did not load: ModuleNotFoundError" in answer.err.splitlines()[-1]
 
 
-def test_the_last_verdicts_are_kept_by_claim(verifying, tmp_path):
+def test_the_last_verdicts_are_stored_by_claim(verifying, tmp_path):
     assert last_results("claims_plugin", tmp_path / "cache") == []
     verifying("T1", "T4", options=("--json", "--seeds", "1"))
     verifying("T1")

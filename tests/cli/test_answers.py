@@ -22,7 +22,7 @@ LONG = "a-run-with-a-name-that-is-longer-than-any-terminal-is-wide-" * 3 + "end"
 
 @pytest.fixture
 def noisy(monkeypatch, capfd, tmp_path, imports):
-    """Calls the command line in this process; stdout and stderr are captured as file descriptors, as a pipe would."""
+    """Calls the command line in this process, with stdout and stderr captured as file descriptors, as by a pipe."""
     monkeypatch.chdir(tmp_path)
 
     def call(*words) -> Answer:
@@ -129,7 +129,7 @@ def test_no_name_is_cut_where_stdout_is_no_terminal(cli, tmp_path, monkeypatch) 
     assert str(tmp_path / "plugins") in listed
     for words in (["tasks"], ["probes"], ["doctor"]):
         rows = [line for line in cli(*words).out.splitlines()[1:] if line]
-        assert not any(row.startswith(" ") for row in rows), words  # no row goes on in the next line
+        assert not any(row.startswith(" ") for row in rows), words  # no row continues in the next line
 
 
 def test_a_terminal_gets_tables_that_fit(monkeypatch, capsys) -> None:

@@ -146,7 +146,7 @@ def test_doctor_finds_this_installation_well(cli):
     assert found["torch"]["ok"] and found["plugin markov"]["ok"]
 
 
-def test_doctor_says_how_to_mend_a_broken_plugin(cli, tmp_path):
+def test_doctor_says_how_to_fix_a_broken_plugin(cli, tmp_path):
     (tmp_path / "broken_three.py").write_text("1 / 0\n")
     answer = cli("--plugin-dir", tmp_path / "broken_three.py", "doctor", "--json")
     (finding,) = [f for f in answer.json if f["what"] == "plugin broken_three"]
@@ -269,10 +269,10 @@ def test_a_checkpoint_of_another_task_is_a_mistake(cli, copied, tmp_path):
     assert answer.code == 2 and "is of task 'small/regression'" in answer.complaint
 
 
-# The machine's faults: one line, exit code 3
+# Environment errors: one line, exit code 3
 
 
-def test_a_truncated_timeline_is_the_machines_fault(cli, copied):
+def test_a_truncated_timeline_is_an_environment_error(cli, copied):
     whole = (copied / TIMELINE).read_bytes()
     (copied / TIMELINE).write_bytes(whole[: len(whole) // 2])
     for words in (
@@ -284,14 +284,14 @@ def test_a_truncated_timeline_is_the_machines_fault(cli, copied):
         assert answer.code == 3 and "restore it from a copy or delete the run" in answer.complaint
 
 
-def test_a_damaged_manifest_is_the_machines_fault(cli, copied):
+def test_a_damaged_manifest_is_an_environment_error(cli, copied):
     (copied / FILE).write_text("{")
     answer = cli("show", "done")
     assert answer.code == 3 and "cannot be read" in answer.complaint
     assert cli("runs", "--json").json == []
 
 
-def test_a_file_in_place_of_the_runs_folder_is_the_machines_fault(cli, tmp_path):
+def test_a_file_in_place_of_the_runs_directory_is_an_environment_error(cli, tmp_path):
     (tmp_path / "runs").write_text("mine")
     answer = cli("run", "markov", *QUICK)
     assert answer.code == 3 and "give another directory with --runs" in answer.complaint

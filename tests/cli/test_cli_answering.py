@@ -242,13 +242,13 @@ def test_a_curve_that_never_changes_is_one_plateau(cli, tmp_path):
         (["", ""], "is empty"),
     ],
 )
-def test_a_bad_csv_is_told_in_one_line(cli, tmp_path, lines, message):
+def test_a_bad_csv_is_reported_in_one_line(cli, tmp_path, lines, message):
     answer = cli("stages", curve_file(tmp_path, lines))
     assert message in answer.complaint
     assert answer.code == 2
 
 
-def test_what_is_no_csv_is_told(cli, tmp_path):
+def test_what_is_no_csv_is_reported(cli, tmp_path):
     assert "No such file" in cli("stages", "missing.csv").complaint
     (tmp_path / "picture.csv").write_bytes(b"\x89PNG\r\n\x1a\n\x00\xff")
     assert "is not a text file" in cli("stages", "picture.csv").complaint
@@ -257,7 +257,7 @@ def test_what_is_no_csv_is_told(cli, tmp_path):
     assert "is not a run" in cli("stages", "folder").complaint
 
 
-def test_an_unknown_series_of_a_run_is_told(cli, runs):
+def test_an_unknown_series_of_a_run_is_reported(cli, runs):
     assert "unknown series 'lost'" in cli("stages", "seed0", "--runs", runs, "--metric", "lost").complaint
 
 
@@ -272,7 +272,7 @@ def test_compare_prints_what_it_promises(cli, runs):
     assert len(found["rows"]) == 5 and found["rows"][0]["seeds"] == [0, 1]
 
 
-def test_compare_writes_a_picture_and_says_where(cli, runs, tmp_path):
+def test_compare_writes_a_figure_and_says_where(cli, runs, tmp_path):
     answer = cli("compare", "seed0", "seed1", "--runs", runs, "--probe", "s", "--probe", "loss", "-o", "both.svg")
     assert answer.code == 0 and answer.out.rstrip().endswith("both.svg")
     text = (tmp_path / "both.svg").read_text()
@@ -293,12 +293,12 @@ def test_one_run_can_be_looked_at_alone(cli, runs):
         (["seed7"], "unknown run 'seed7'"),
     ],
 )
-def test_mistakes_of_compare_are_told(cli, runs, words, message):
+def test_mistakes_of_compare_are_reported(cli, runs, words, message):
     answer = cli("compare", *words, "--runs", runs)
     assert message in answer.complaint and answer.code == 2
 
 
-def test_an_empty_folder_of_runs_is_told(cli, tmp_path):
+def test_an_empty_runs_directory_is_reported(cli, tmp_path):
     (tmp_path / "empty").mkdir()
     complaint = cli("compare", "a", "b", "--runs", tmp_path / "empty").complaint
     assert "unknown run 'a'" in complaint and "empty" in complaint

@@ -60,7 +60,7 @@ def test_failed_points_are_listed_with_the_command_that_repeats_them(sweep, cli)
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="it has no pseudo-terminals")
-def test_a_person_sees_a_bar_that_goes_on_below_the_failures(tmp_path) -> None:
+def test_a_person_sees_a_bar_that_continues_below_the_failures(tmp_path) -> None:
     import pty
 
     ours, theirs = pty.openpty()
@@ -88,7 +88,7 @@ def _all_of(terminal: int) -> bytes:
         try:
             while some := stream.read(4096):
                 shown += some
-        except OSError:  # how a terminal says that nobody is there any more
+        except OSError:  # what a terminal sends when it is closed
             pass
     return shown
 

@@ -1,4 +1,4 @@
-"""Every command that stagelens prints can be run as it stands, and a plugin has the same names in all of them."""
+"""Every command that stagelens prints can be run unchanged, and a plugin has the same name in all of them."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ QUOTED, EXAMPLE = re.compile(r"`(stagelens [^`]+)`"), re.compile(r"Example: (sta
 
 
 def texts(file: Path) -> list[str]:
-    """The texts of a file of the toolkit that may be printed: literals, with {} in an f-string's gaps, or a template.
+    """Returns the texts of a toolkit file that may be printed: literals, with {} for values, or a template.
 
-    Docstrings are printed as the help of commands, of which the examples count.
+    The docstrings of commands count too, because their examples are printed as help.
     """
     if file.suffix != ".py":
         return [file.read_text()]
@@ -44,7 +44,7 @@ def texts(file: Path) -> list[str]:
 
 
 def printed() -> list[str]:
-    """The commands in the texts of the toolkit. The tests of what is printed know what a gap stands for."""
+    """The commands in the texts of the toolkit. Other tests check the values that replace {}."""
     files = [*TOOLKIT.rglob("*.py"), *TOOLKIT.glob("templates/*.j2")]
     found = {command for file in files for command in texts(file) if command.startswith("stagelens ")}
     return sorted(command for command in found if "{}" not in command)
@@ -54,7 +54,7 @@ CHEAP = ["--set", "d=5", "--set", "T=4", "--set", "batch_size=8", "--set", "eval
 
 
 def test_printed_commands_run(cli, tmp_path, checkpoints) -> None:
-    """Trainings are made small by further settings; of a claim only the command is read, and the claim chosen."""
+    """Trainings are made small by further settings. Of `verify` only the command line is parsed."""
     from stagelens.claims.verifying import choose
 
     commands = printed()
@@ -80,7 +80,7 @@ def test_printed_commands_run(cli, tmp_path, checkpoints) -> None:
 
 
 def command_in(page: Path) -> str:
-    """What the report says under "How to repeat it"."""
+    """Returns the command that the report shows under "How to repeat it"."""
     (text,) = re.findall(r"How to repeat it</h2>\s*<pre>(.*?)</pre>", page.read_text(), re.DOTALL)
     return html.unescape(text)
 
@@ -130,6 +130,6 @@ def test_every_command_takes_the_names_of_a_plugin_under_development(cli, tmp_pa
     assert cli(*plugin, "sweep", name, "--grid", "steps=3,4", "--dry-run", "--json").json["points"] == 2
 
 
-def test_an_unknown_plugin_is_told_with_the_known_ones(cli) -> None:
+def test_an_unknown_plugin_is_reported_with_the_known_ones(cli) -> None:
     complaint = cli("--plugin-dir", KIT / "claims_plugin.py", "verify", "line").complaint
     assert "unknown plugin 'line'" in complaint and "claims_plugin" in complaint

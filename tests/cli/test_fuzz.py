@@ -1,4 +1,4 @@
-"""Inputs that nobody meant: each is understood, or refused in one line. `tests/stress` has the long set."""
+"""Random inputs: each is accepted, or refused in one line. `tests/stress` has the long set."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ values = st.sampled_from([*NUMBERS, *HUGE, *ODD_NUMBERS, *TEXTS]) | st.text(max_
 
 @pytest.fixture(scope="module")
 def world(tmp_path_factory):
-    """A folder to call commands in; this process is there until the end of the module."""
+    """A directory to call commands in, which is the current one until the end of the module."""
     folder, before = tmp_path_factory.mktemp("world"), Path.cwd()
     make_world(folder)
     os.chdir(folder)
@@ -35,7 +35,7 @@ def world(tmp_path_factory):
 
 
 def write_files(folder: Path, words: Words, seed: int) -> None:
-    """The curve and the grids that a command line may name, new for each."""
+    """Writes a new curve and new grids, which a command line may name."""
     rng = random.Random(seed)
     (folder / "made.csv").write_bytes(csv_text(rng))
     for name in ("made.yaml", "made.yml"):
@@ -54,14 +54,14 @@ def test_no_command_line_ends_in_a_traceback(world, imports):
 
 
 @pytest.mark.parametrize("name", ["a\nb", "\x1b[31mred", "\udcff", "\u202eabc", "x" * 100_000, "n" * 300, "--", "\x85"])
-def test_a_name_that_no_terminal_should_see_raw_is_told_in_one_line(world, name):
+def test_a_name_that_no_terminal_should_see_raw_is_reported_in_one_line(world, name):
     for line in (["run", name], ["show", name], ["stages", name], ["run", "markov", "--set", name], [name]):
         ended = call(line)
         assert ended.code == 2 and not fault_of(line, ended), (line, ended)
 
 
 def taken_or_refused(function, *given) -> None:
-    """Calls `function`, which may raise a mistake of the user's that says something, and nothing else."""
+    """Calls `function`, which may raise only a `UsageError` with a message."""
     try:
         function(*given)
     except UsageError as error:

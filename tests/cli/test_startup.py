@@ -1,4 +1,4 @@
-"""What the commands that only look leave alone, and that options mean the same all the same."""
+"""Commands that only read import no torch, and options work although typer's converters are skipped."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ LOADED = "import sys, json; from stagelens.cli import main\ntry: main()\nexcept 
 
 
 def loaded_after(*words):
-    """The modules that a fresh Python has loaded after `stagelens WORDS`."""
+    """Returns the modules that a new Python process has loaded after `stagelens WORDS`."""
     code = f"{LOADED}print(json.dumps(sorted(sys.modules)), file=sys.stderr)"
     done = subprocess.run([sys.executable, "-c", code, *words], capture_output=True, text=True, timeout=120)
     return done.stdout, json.loads(done.stderr.splitlines()[-1])

@@ -1,4 +1,4 @@
-"""Alignments on curves whose places are known."""
+"""Alignments of curves with known positions."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def test_a_loss_that_never_falls_has_no_way():
         by_loss([0, 1], [0, 1], [1.0, 1.5])
 
 
-def test_stages_are_stretched_onto_whole_numbers():
+def test_stages_are_stretched_onto_integers():
     places = by_stage([0, 50, 100, 250, 400, 1000], [100, 400], 0, 1000)
     assert places.tolist() == [0, 0.5, 1, 1.5, 2, 3]
 
@@ -93,7 +93,7 @@ def test_the_common_grid_is_thinned_out_but_keeps_its_ends():
 def test_the_envelope_on_a_thinned_grid_contains_the_line_everywhere(seed, resting):
     random = np.random.default_rng(seed)
     axis = np.sort(random.uniform(size=1000))
-    if resting:  # an axis on which many points share a position, as a loss that rests
+    if resting:  # an axis on which many points share a position, as by a loss on a plateau
         axis = axis.round(2)
     values = random.standard_cauchy(1000)
     grid = common_grid([axis, np.linspace(0.05, 0.9, 500)], points=37)

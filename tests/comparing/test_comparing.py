@@ -19,7 +19,7 @@ LEVELS = (3.0, 2.0, 1.0)
 
 @pytest.fixture
 def runs(tmp_path):
-    """Two seeds of one task, of which the second is slower, and a run of another task, on another scale."""
+    """Writes two seeds of one task, the second of which is slower, and a run of another task on another scale."""
     heads = np.stack([STEPS / 1000, STEPS / 500], axis=1)[:, None, :]  # [step, layer, head]: mean 0.75 at the end
     for seed, at in enumerate([(200, 600), (300, 700)]):
         series = {"loss": staircase(STEPS, at, LEVELS), "s/entropy": (heads, ("layer", "head"))}
@@ -151,7 +151,7 @@ def test_labels_are_never_rescaled(tmp_path, seeds):
     assert comparison_chart(comparison)["series"][1]["traces"][0]["y"][0] == 3.0
 
 
-def test_a_picture_of_too_many_curves_says_how_to_choose(tmp_path):
+def test_a_figure_of_too_many_curves_says_how_to_choose(tmp_path):
     write_run(tmp_path, "a", {"loss": STEPS, "s/norm": (np.zeros((len(STEPS), 99)), ("parameter",))})
     comparison = sl.compare(["a"], "s/norm", folder=tmp_path)
     assert len(comparison.table[-1]) > 99
@@ -236,7 +236,7 @@ def test_csv_and_json_hold_the_table(runs):
     assert json.loads(json.dumps(comparison.to_dict()))["rows"] == comparison.table
 
 
-def test_the_picture_has_a_line_per_group_and_a_panel_per_series(runs):
+def test_the_figure_has_a_line_per_group_and_a_panel_per_series(runs):
     figure = sl.compare(["seed0", "seed1"], ["loss", "s"], folder=runs).figure()
     assert [axis.get_ylabel() for axis in figure.axes] == ["loss", "s/entropy\n(mean over head)"]
     assert figure.axes[-1].get_xlabel() == "training step"
@@ -260,7 +260,7 @@ def test_the_axis_of_steps_says_where_flows_are_among_them(runs):
         ([3], {}, "cannot compare 3"),
     ],
 )
-def test_mistakes_are_told(runs, names, options, message):
+def test_mistakes_are_reported(runs, names, options, message):
     with pytest.raises(UsageError, match=message):
         sl.compare(names, folder=runs, **options)
 
@@ -278,12 +278,12 @@ def test_a_run_that_never_changed_has_no_stages_to_align_by(tmp_path):
         sl.compare(["flat"], align="stage", folder=tmp_path)
 
 
-def test_an_empty_run_is_told(tmp_path):
+def test_an_empty_run_is_reported(tmp_path):
     write_run(tmp_path, "new", {}, [], status="running")
     with pytest.raises(UsageError, match="run 'new' has no measurement yet"):
         sl.compare(["new"], folder=tmp_path)
 
 
-def test_an_unknown_ending_is_told_with_the_known_ones(runs, tmp_path):
+def test_an_unknown_ending_is_reported_with_the_known_ones(runs, tmp_path):
     with pytest.raises(UsageError, match=r"'\.pdf', expected \.png, \.svg, \.html, \.csv, \.json"):
         sl.compare(["seed0"], folder=runs).save(tmp_path / "x.pdf")

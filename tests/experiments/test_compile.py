@@ -1,4 +1,4 @@
-"""`--compile`: the training step through torch.compile, the probes beside it as ever."""
+"""`--compile`: the training step is compiled with torch.compile, and the probes measure as without it."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ compiler = pytest.mark.skipif(
 
 
 class Small(Repeats):
-    """Two layers as small as can be, with dropout, read at the end: what is compiled is the same for every size."""
+    """Two tiny layers with dropout, read at the last position. The compiled graph does not depend on the size."""
 
     id = "small/compiled"
 
@@ -38,7 +38,7 @@ class Small(Repeats):
 
 @pytest.fixture
 def without_code(monkeypatch):
-    """Dynamo and autograd trace as always; eager kernels run the graph. `make stress` generates code too."""
+    """Uses a backend that traces with dynamo and autograd but runs eager kernels. `make stress` generates code too."""
     whole = torch.compile
     monkeypatch.setattr(torch, "compile", lambda loss, dynamic, options: whole(loss, dynamic=dynamic, backend=EAGER))
 
@@ -73,7 +73,7 @@ def assert_compiled_trains_as_plain(tmp_path):
     assert seen == [(4, 2, 5, 5)]
 
 
-def test_without_a_compiler_one_line_says_so(tmp_path, monkeypatch):
+def test_without_a_compiler_one_line_reports_it(tmp_path, monkeypatch):
     import torch._inductor.config
 
     monkeypatch.setattr(torch._inductor.config.cpp, "cxx", ("no-such-compiler",))

@@ -1,4 +1,4 @@
-"""Configs: typed from text, frozen, and mistakes told in one line."""
+"""Configs: typed from text, frozen, and mistakes reported in one line."""
 
 from __future__ import annotations
 

@@ -159,7 +159,7 @@ def test_a_derivative_that_is_never_finite_keeps_the_start():
     assert "not finite at time 0" in found.error and len(found.measurements) == 1
 
 
-def test_a_derivative_of_other_names_is_told():
+def test_a_derivative_of_other_names_is_reported():
     class Misnamed(Blowup):
         def derivative(self, time, state):
             return {"y": state["x"]}

@@ -15,7 +15,7 @@ def test_groups_by_offset_and_by_position():
     assert mask.int().tolist() == [[1, 1, 0, 0], [0, 1, 0, 0], [1, 1, 1, 0], [0, 1, 0, 1]]
 
 
-def test_with_fewer_queries_than_keys_the_last_query_stands_at_the_last_key():
+def test_with_fewer_queries_than_keys_the_last_query_is_at_the_last_key():
     whole = Group(offsets=(1,)).keys(5, 5)
     assert torch.equal(Group(offsets=(1,)).keys(2, 5), whole[-2:])
 

@@ -1,4 +1,4 @@
-"""What plugins share: fixed batches, training distributions, models in memory, random matrices, derived defaults."""
+"""The parts for plugins: fixed batches, training distributions, trained models, random matrices, derived defaults."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Predictions are compared with the right thing, once, and what a run did not reach is not scored."""
+"""Predictions are matched one to one with stages, and what a run did not reach is not scored."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def test_levels_that_the_run_did_not_reach_are_not_scored() -> None:
     assert found[0].error == pytest.approx(0, abs=1e-3) and found[2].error is None
 
 
-def test_a_level_that_is_passed_without_a_plateau_says_so() -> None:
+def test_a_level_that_is_passed_without_a_plateau_is_reported() -> None:
     found = score(levels(1.0, 0.5, 0.0), timeline(loss=stairs([1.0, 0.0], [400])))
     assert [f.note for f in found] == ["", NO_PLATEAU, ""]
 
@@ -151,7 +151,7 @@ def test_times_after_the_end_give_one_warning_with_what_is_needed() -> None:
 
 
 class Late(sl.Flow):
-    """Exponential growth; theory names its end, and an event is crossed on the way."""
+    """Exponential growth with a prediction of its end, and an event on the way."""
 
     id = "late/flow"
     presets: Mapping[str, Any] = {"quick": {"time": 2.0, "points": 30}}
@@ -177,7 +177,7 @@ class Late(sl.Flow):
         ]
 
 
-def test_the_warning_comes_before_the_run_and_is_kept(tmp_path) -> None:
+def test_the_warning_comes_before_the_run_and_is_stored(tmp_path) -> None:
     Late.begun.clear()
     run = sl.run(Late, runs=tmp_path, report=False, notify=lambda text: Late.begun.append(text))
     assert "'the end' at 5" in Late.begun[0] and "give time above 5" in Late.begun[0]
@@ -189,7 +189,7 @@ def test_the_warning_comes_before_the_run_and_is_kept(tmp_path) -> None:
 
 
 class Early(Late):
-    """What theory expects after the end happens before it."""
+    """Something that theory expects after the end of the run happens before it."""
 
     id = "late/early"
 

@@ -1,4 +1,4 @@
-"""When to measure: planned steps, more where the loss moves, and the same ones again after a resume."""
+"""Schedules: planned steps, more of them while the loss changes, and the same ones after a resume."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ schedules = st.builds(Schedule, log=st.integers(0, 30), even=st.integers(0, 60),
 
 
 def walk(schedule, steps, loss, known=()):
-    """All measured (step, loss) pairs, going on from those already `known`."""
+    """Returns all measured (step, loss) pairs, continuing from the `known` ones."""
     measured = list(known) or [(0, loss(0))]
     while (step := schedule.next_after(int(measured[-1][0]), steps, measured)) is not None:
         measured.append((step, loss(step)))

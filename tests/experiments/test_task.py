@@ -1,4 +1,4 @@
-"""What a task is, and that what a plugin says of it is true."""
+"""Tasks: the contract of the class, and its reference in a plugin is true."""
 
 from __future__ import annotations
 

@@ -63,7 +63,7 @@ def test_an_adam_that_leaves_the_choice_open_takes_one_kernel_for_all_parameters
         torch.testing.assert_close(ours, theirs, rtol=1e-6, atol=1e-6)
 
 
-def test_a_checkpoint_of_an_unfused_adam_goes_on_unfused():
+def test_a_checkpoint_of_an_unfused_adam_continues_unfused():
     kind = variant(optimizer=lambda self, model: Adam(model.parameters(), lr=0.02))
     before = trained(variant(optimizer=lambda self, model: Adam(model.parameters(), lr=0.02, fused=False)), 5)
     after = Training(kind(kind.Config()))

@@ -1,4 +1,4 @@
-"""Figures: names and legends that run into nothing, axes that do not show rounding, and maps that can be seen."""
+"""Figures: names and legends do not overlap, axes hide rounding errors, and attention maps are visible."""
 
 from __future__ import annotations
 
@@ -40,11 +40,11 @@ def panel():
 
 
 def boxes(figure, things):
-    """Where each of `things` is on the canvas; of a name, its words without the line that leads to them."""
+    """Returns the box of each of `things` on the canvas; for a name, the box of its text without its leader line."""
     renderer = FigureCanvasAgg(figure).get_renderer()
     places = []
     for thing in things:
-        place = thing.get_window_extent(renderer)  # a name is put into place by this
+        place = thing.get_window_extent(renderer)  # drawing places the names
         places.append(Text.get_window_extent(thing, renderer) if isinstance(thing, Text) else place)
     return places
 
@@ -75,7 +75,7 @@ def test_names_of_near_levels_do_not_run_into_each_other(panel):
     assert not overlapping(figure, axis.texts)
 
 
-def test_a_legend_beside_a_panel_crosses_neither_lines_nor_names(panel):
+def test_a_legend_next_to_a_panel_crosses_neither_lines_nor_names(panel):
     figure, axis = panel
     for number in range(3):
         axis.plot(STEPS, LOSS + number, label=f"line {number}")
@@ -99,7 +99,7 @@ def test_of_many_lines_a_legend_names_theory_alone(panel):
     assert [text.get_text() for text in axis.get_legend().get_texts()] == ["theory: Eq. 1"]
 
 
-def test_a_row_of_legends_stands_between_headline_and_panels():
+def test_a_row_of_legends_is_between_headline_and_panels():
     with styled():
         figure, axes = grid((1, 2), (2.0, 1.5), (0.3, 0.0), (0.6, 0.2, 0.9, 0.5))
         for number, axis in enumerate(axes[0]):
@@ -155,7 +155,7 @@ def test_heads_darken_a_map_on_one_scale():
     assert composite(even, 1.0).min() > 0.5 > composite(even).min()  # by its own largest it looks sharp
 
 
-def test_a_text_that_no_picture_has_room_for_is_cut(panel, tmp_path):
+def test_a_text_that_no_figure_has_room_for_is_cut(panel, tmp_path):
     figure, axis = panel
     headline(figure, "x" * 1_000_000)
     axis.set_title("as it is")

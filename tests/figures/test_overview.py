@@ -116,7 +116,7 @@ def test_a_head_looks_alike_in_all_panels_also_where_one_layer_is_measured(tmp_p
 
 def test_strips_show_labels_that_last(tmp_path):
     phase = (STEPS > 300)[:, None] * 1.0
-    phase[5] = phase[-40] = 2.0  # two visits that do not last
+    phase[5] = phase[-40] = 2.0  # two labels that do not last
     names = ("diffuse", "competitive", "cooperative")
     figure = drawn(write_run(tmp_path, "a", {"loss": LOSS, "head_specialization/phase": (phase, ("layer",), names)}))
     entries = [text.get_text() for text in figure.axes[-1].get_legend().get_texts()]
@@ -175,7 +175,7 @@ def lab(colour: str, seen: np.ndarray) -> np.ndarray:
 
 
 @pytest.mark.parametrize("seen", DEFICIENT)
-def test_the_colours_of_eight_heads_can_be_told_apart(seen):
+def test_the_colours_of_eight_heads_can_be_distinguished(seen):
     """A distance of 2.3 in CIE L*a*b* is just noticeable; thin lines need several times that."""
     found = np.array([lab(colour, DEFICIENT[seen]) for colour in (*COLOURS, "#FFFFFF")])
     distance = np.linalg.norm(found[:, None] - found[None], axis=-1) + 1e9 * np.eye(len(found))

@@ -1,4 +1,4 @@
-"""A plugin of twenty lines in a foreign folder gets everything that the built-in ones get."""
+"""A third-party plugin of twenty lines gets everything that the built-in ones get."""
 
 from __future__ import annotations
 

@@ -42,7 +42,7 @@ def test_the_module_says_every_hook_in_its_life_cycle():
 
 
 class Observer:
-    """Writes down what it is told, with what was on disk at that moment."""
+    """Records the calls of its hooks, and what was on disk at that moment."""
 
     def __init__(self) -> None:
         self.calls: list[tuple[typing.Any, ...]] = []
@@ -62,7 +62,7 @@ class Observer:
         self.calls.append(("finished", run.status))
 
 
-def test_observers_are_told_in_order_and_after_the_measurement_is_on_disk(tmp_path):
+def test_observers_are_called_in_order_and_after_the_measurement_is_on_disk(tmp_path):
     observer = Observer()
     done = run(Regression, tmp_path, host_with(observer))
     kinds = [call[0] for call in observer.calls]
@@ -73,7 +73,7 @@ def test_observers_are_told_in_order_and_after_the_measurement_is_on_disk(tmp_pa
     assert all(told == on_disk for _, _, told, on_disk in recorded)
 
 
-def test_observers_are_told_of_a_run_that_failed_and_of_its_resuming(tmp_path):
+def test_observers_are_called_for_a_run_that_failed_and_for_its_resuming(tmp_path):
     observer = Observer()
     with pytest.raises(Crash):
         run(Regression, tmp_path, host_with(observer, CrashAt(20)))
@@ -90,7 +90,7 @@ def test_observers_of_a_flow(tmp_path):
 
 
 class Registering:
-    """Hands over classes, as a plugin in one file does."""
+    """Registers classes instead of references, as a plugin in one file does."""
 
     @sl.hookimpl
     def stagelens_register_tasks(self):

@@ -1,4 +1,4 @@
-"""Plugins are found, loaded and blamed by name, and none can stop another."""
+"""Plugins are found and loaded; errors name the plugin, and a broken one does not affect the others."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ def test_a_plugins_bare_name_means_its_default_task(tmp_path):
 
 
 @pytest.mark.parametrize("kind", BAD)
-def test_a_plugin_that_fails_is_blamed_by_file_and_line_and_the_rest_works(kind, tmp_path):
+def test_a_plugin_that_fails_is_named_by_file_and_line_and_the_others_work(kind, tmp_path):
     text, message, line = BAD[kind]
     path = write(tmp_path, f"bad_{kind}", text)
     write(tmp_path, f"good_beside_{kind}")
@@ -134,7 +134,7 @@ def test_a_probe_name_of_a_built_in_is_disputed_and_other_probes_still_run(tmp_p
     assert "weight_norms" not in dict(host.probes) and "attention_sparsity" in dict(host.probes)
 
 
-def test_one_plugin_that_registers_a_name_twice_is_told_so(tmp_path):
+def test_one_plugin_that_registers_a_name_twice_fails(tmp_path):
     host = make_host([write(tmp_path, "twice", GOOD.replace("{name}/two", "{name}/one"))])
     assert plugin(host, "twice").error.startswith("task 'twice/one' is registered twice by plugin 'twice'")
 

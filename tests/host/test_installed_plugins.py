@@ -1,4 +1,4 @@
-"""Plugins that somebody installs with pip: what `new-plugin` writes, and the example of the docs.
+"""Plugins installed with pip: the one that `new-plugin` writes, and the example of the docs.
 
 Both are installed into one Python environment. One process there runs the commands, another the plugins' own tests.
 """
@@ -13,7 +13,7 @@ from conftest import ROOT, SEVERAL, make_environment
 from kit import store
 
 GROKKING = ROOT / "docs" / "examples" / "grokking"
-# A table and a model in which the same happens after 200 steps; `make stress` has the preset itself.
+# A smaller table and model, which learn within 200 steps; `make stress` has the preset itself.
 SMALL = {"p": 19, "fraction": 0.65, "d_model": 32, "d_mlp": 64, "steps": 500}
 COMMANDS = {
     "plugins": ["plugins"],

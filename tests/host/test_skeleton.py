@@ -1,4 +1,4 @@
-"""`stagelens new-plugin`: what it writes works, and it writes over nothing."""
+"""`stagelens new-plugin`: the plugin that it writes works, and it overwrites nothing."""
 
 from __future__ import annotations
 

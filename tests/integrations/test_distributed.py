@@ -1,4 +1,4 @@
-"""Distributed training: the first process measures and writes, and all processes compute what they did without it."""
+"""Distributed training: the first process measures and writes, and the training is the same as without."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The callback of Lightning's Trainer: a run with every reading, and the training as it was."""
+"""The callback for Lightning's Trainer: it writes a run with every reading, and does not change the training."""
 
 from __future__ import annotations
 

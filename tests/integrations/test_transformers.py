@@ -1,4 +1,4 @@
-"""The callback of the Hugging Face Trainer: a run with every reading, and the training as it was."""
+"""The callback for the Hugging Face Trainer: it writes a run with every reading and does not change the training."""
 
 from __future__ import annotations
 

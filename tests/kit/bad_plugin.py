@@ -1,4 +1,4 @@
-"""A plugin whose probes and tasks do what they must not do, from step 5 on."""
+"""A plugin whose probes and tasks break their contracts from step 5 on."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Pages in a real browser: what they draw, complain about, and ask for."""
+"""HTML pages in a real browser: what they draw, log to the console, and request."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def browser():
 
 
 class Opened:
-    """A page in the browser, and all that it complained about or asked for."""
+    """A page in the browser, with its console messages and requests."""
 
     def __init__(self, browser: Any, path: Path) -> None:
         self.page = browser.new_page()
@@ -43,7 +43,7 @@ class Opened:
 
     @property
     def drawn(self) -> list[dict[str, Any]]:
-        """The traces in the picture: name, x and y."""
+        """The traces in the chart: name, x and y."""
         script = "document.getElementById('chart').data.map((t) => ({name: t.name, x: t.x, y: t.y}))"
         traces: list[dict[str, Any]] = self.page.evaluate(script)
         return traces
@@ -56,7 +56,7 @@ class Opened:
         return found
 
     def close(self) -> None:
-        """Nothing was complained about, and nothing but the page itself was asked for."""
+        """Asserts that there is no console message, and no request but that for the page."""
         self.page.close()
         assert self.complaints == []
         assert len(self.requests) == 1 and self.requests[0].startswith("file:"), self.requests

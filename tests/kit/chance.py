@@ -1,4 +1,4 @@
-"""Random choices of tests that can be repeated: all follow from one seed.
+"""Reproducible random choices in tests: all follow from one seed.
 
 The seed is 0 in `make test`. `make stress` draws a new one each time and prints it; `--seed N` repeats it.
 """

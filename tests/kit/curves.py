@@ -1,4 +1,4 @@
-"""Curves with known stages, and smooth decays without any: the truth that `detect_stages` is held against.
+"""Curves with known stages, and smooth decays without any, to test `detect_stages`.
 
 A staircase is drawn on an axis u in [0, 1], which is either the step or its logarithm:
 
@@ -6,9 +6,9 @@ A staircase is drawn on an axis u in [0, 1], which is either the step or its log
 
 What is drawn: 1 to 8 stages; 200 to 2,000 points; noise of 1 to 5 % of the range; drops up to 20:1 and distances
 between transitions up to 100:1 (both ratios drawn anew for each curve); four shapes R. By construction a transition
-takes 3 to 30 % of the distance to its nearer neighbour, a plateau has five points or more, and slopes by at most a
-tenth of the smaller drop beside it. The truth then follows from one rule: a drop counts as there when it exceeds three
-standard errors of the plateaus beside it. The weakest that does not goes first, and the plateaus beside it become one.
+takes 3 to 30 % of the distance to its nearer neighbour. A plateau has five points or more, and slopes by at most a
+tenth of the smaller drop next to it. The truth then follows from one rule: a drop counts if it exceeds three standard
+errors of the plateaus next to it. The weakest that does not is removed first, and its two plateaus become one.
 """
 
 from __future__ import annotations
@@ -40,10 +40,10 @@ class Curve:
     drops: Array  # [transition]
     logarithmic: bool  # the axis on which the curve was drawn
     traits: frozenset[str]
-    margin: float = np.inf  # the least drop, in standard errors of the plateaus beside it
+    margin: float = np.inf  # the least drop, in standard errors of the plateaus next to it
 
     def position(self, steps: Array | list[float]) -> Array:
-        """Steps as places on the curve's own axis, from 0 to 1."""
+        """Returns steps as positions on the curve's own axis, from 0 to 1."""
         t = np.maximum(np.asarray(steps, dtype=float), self.steps[self.steps > 0][0])
         grid = np.maximum(self.steps, self.steps[self.steps > 0][0])
         if self.logarithmic:
@@ -51,7 +51,7 @@ class Curve:
         return np.asarray((t - grid[0]) / (grid[-1] - grid[0]))
 
     def errors(self, found: list[float]) -> Array:
-        """Error of each transition's time, as a share of the distance between its neighbours (or the curve's ends)."""
+        """The error of each transition's time, as a fraction of the distance between its neighbours (or the ends)."""
         truth = self.position(self.times)
         around = np.concatenate([[0.0], truth, [1.0]])
         return np.asarray(np.abs(self.position(found) - truth) / (around[2:] - around[:-2]))
@@ -75,7 +75,7 @@ def staircase(rng: np.random.Generator, shape: str | None = None, fewest: int = 
 
     u, steps = _axis(rng, traits, max(fewest, LEAST_POINTS / (gaps.min() * (1 - LONGEST))))
     done = [rise((u - c) / w) for c, w in zip(centres, widths, strict=True)]
-    if "overshoot" in traits:  # goes too far, and comes back within a few times its length
+    if "overshoot" in traits:  # overshoots, and comes back within a few times its length
         i = int(rng.integers(count))
         back = rng.uniform(1.0, 2.5) * lengths[i]
         done[i] = done[i] * (1 + rng.uniform(0.1, 0.3) * np.exp(-np.maximum(u - centres[i], 0.0) / back))
@@ -112,18 +112,18 @@ def _unequal(rng: np.random.Generator, most: float, count: int) -> Array:
 
 
 def _axis(rng: np.random.Generator, traits: set[str], fewest: float) -> tuple[Array, Array]:
-    """Places u in [0, 1] on the curve's axis, and the steps that they stand for."""
+    """Returns positions u in [0, 1] on the curve's axis, and their steps."""
     points = int(np.exp(rng.uniform(np.log(fewest), np.log(max(fewest, MOST_POINTS)))))
     last = 10.0 ** rng.uniform(3.5, 5.5)
     u = np.linspace(0, 1, points)
-    if "mixed" in traits:  # even in the logarithm, and some even in the step
+    if "mixed" in traits:  # uniform in the logarithm, and some uniform in the step
         u = np.union1d(u, np.log(np.linspace(0, last, points // 3 + 1)[1:]) / np.log(last))
         u = u[(u >= 0) & (u <= 1) & (np.diff(u, prepend=-1.0) > 1e-6)]
     return u, last**u if {"log", "mixed"} & traits else u * last
 
 
 def _drift(rng: np.random.Generator, u: Array, gaps: Array, drops: Array) -> Array:
-    """Each plateau slopes by up to a tenth of the smaller drop beside it, in the direction of that drop."""
+    """Adds a slope to each plateau: up to a tenth of the smaller drop next to it, in the direction of that drop."""
     sizes = np.concatenate([drops[:1], drops, drops[-1:]]) if len(drops) else np.ones(2)
     smaller = np.where(np.abs(sizes[1:]) < np.abs(sizes[:-1]), sizes[1:], sizes[:-1])
     heights = np.cumsum(smaller * rng.uniform(0, 0.1, len(smaller)))
@@ -133,7 +133,7 @@ def _drift(rng: np.random.Generator, u: Array, gaps: Array, drops: Array) -> Arr
 def _there(
     u: Array, v: Array, starts: Array, ends: Array, signs: Array, sigma: float
 ) -> tuple[NDArray[np.intp], float]:
-    """Which drops exceed three standard errors of the plateaus beside them; and the least of these, in such errors."""
+    """Returns which drops exceed three standard errors of their plateaus, and the smallest of these in such errors."""
     there = np.arange(len(starts))
     while len(there):
         edges = zip(np.append(-1.0, ends[there]), np.append(starts[there], 2.0), strict=True)

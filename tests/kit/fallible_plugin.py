@@ -25,7 +25,7 @@ class FallibleConfig(sl.TaskConfig):
     steps: int = 6
     batch_size: int = 2
     eval_size: int = 2
-    fails: str = ""  # the callbacks that raise, between commas
+    fails: str = ""  # the callbacks that raise, separated by commas
     size: int = 1
     noisy: bool = False
 

@@ -1,4 +1,4 @@
-"""Damage: what can happen to a file. A mutation takes a file's bytes and a random stream, and gives other bytes."""
+"""Damage to files. A mutation takes the bytes of a file and a random stream, and returns other bytes."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Mutation = Callable[[bytes, random.Random], bytes]
 
 HUGE = 10 * 2**40
 TEXTS = ("", "x" * 100_000, "\ud800", "\x00", "\x1b[2J\x1b]0;x\x07", "../../../etc/passwd", "<script>alert(1)</script>")
-DEEP = "nested"  # stands for lists in lists
+DEEP = "nested"  # means lists in lists
 ODD: tuple[Any, ...] = (None, True, -1, 0, 2**63, 10**400, 1e308, -0.0, 0.5, [], {}, [[]], {"a": {}}, *TEXTS)
 
 
@@ -51,7 +51,7 @@ def noise(whole: bytes, rng: random.Random) -> bytes:
 
 
 def spliced(whole: bytes, rng: random.Random) -> bytes:
-    """A part over another part."""
+    """Copies a part over another part."""
     (start, end), to = _part(whole, rng), rng.randrange(len(whole))
     return (whole[:to] + whole[start:end] + whole[to + end - start :])[: len(whole)]
 
@@ -71,7 +71,7 @@ def lengthened(whole: bytes, rng: random.Random) -> bytes:
 
 
 def page_over_page(whole: bytes, rng: random.Random, size: int = 4096) -> bytes:
-    """What a file system may do: a block in another's place, gone, or empty."""
+    """Damages blocks as a file system may: moved, lost or empty."""
     pages = [whole[at : at + size] for at in range(0, len(whole), size)]
     at = rng.randrange(len(pages))
     pages[at] = rng.choice((rng.choice(pages), b"", bytes(len(pages[at]))))
@@ -147,7 +147,7 @@ FOREIGN: tuple[Callable[[random.Random], bytes], ...] = (
 
 
 def rewritten(whole: bytes, rng: random.Random) -> bytes:
-    """A JSON document with something else in one place, as an editor or a stranger would leave it."""
+    """Changes one value of a JSON document, as an editor or an attacker would."""
     document = json.loads(whole)
     place, key = _anywhere(document, rng)
     match rng.randrange(6):
@@ -171,7 +171,7 @@ def rewritten(whole: bytes, rng: random.Random) -> bytes:
 
 
 def one_header(whole: bytes, rng: random.Random) -> bytes:
-    """A safetensors file whose header claims something else: sizes, places, types, names."""
+    """Changes the header of a safetensors file: sizes, offsets, types, names."""
     (length,) = struct.unpack("<Q", whole[:8])
     header, data = json.loads(whole[8 : 8 + length]), whole[8 + length :]
     names = [name for name in header if name != "__metadata__"]
@@ -201,7 +201,7 @@ def one_header(whole: bytes, rng: random.Random) -> bytes:
 
 
 def one_statement(statements: Mapping[str, str]) -> Mutation:
-    """A database after one SQL statement of somebody else."""
+    """Returns a database after one untrusted SQL statement."""
 
     def mutate(whole: bytes, rng: random.Random) -> bytes:
         with TemporaryDirectory() as folder:

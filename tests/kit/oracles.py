@@ -1,4 +1,4 @@
-"""What is right where the content may change: curves and grids read in another way, a log cut short, made-up files."""
+"""Expected answers for damaged files: independent readers of curves and grids, checks of cut or forged files."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import yaml
 
 import stagelens as sl
 from kit.mutations import HUGE, ODD
-from kit.readers import TOLD, Fault, Reader, readers_of_file, readers_of_run
+from kit.readers import REPORTED, Fault, Reader, readers_of_file, readers_of_run
 from kit.tasks import Regression
 from stagelens.base.documents import load_sealed, save_sealed
 from stagelens.runs.store import _sum, read_measurements
@@ -24,14 +24,14 @@ RIGHT = "right"
 
 
 def readers_of_killed() -> dict[str, Reader]:
-    """Of a log that is cut short, the measurements up to there will do, as after a power cut; not of a resumed run."""
+    """Accepts the measurements up to where a log was cut, as after a power failure; not for a resumed run."""
     readers = readers_of_run("killed", Regression)
     loose = {name: _any_content(reader) for name, reader in readers.items() if name != "resume"}
     return {"measurements": _a_beginning(Path("runs/killed"))} | loose | {"resume": readers["resume"]}
 
 
 def _any_content(reader: Reader) -> Reader:
-    return lambda: TOLD if reader() == TOLD else RIGHT
+    return lambda: REPORTED if reader() == REPORTED else RIGHT
 
 
 def _a_beginning(folder: Path) -> Reader:
@@ -53,8 +53,8 @@ def readers_of_csv() -> dict[str, Reader]:
 
     def check() -> str:
         found = reader()
-        if found == TOLD:
-            return TOLD
+        if found == REPORTED:
+            return REPORTED
         answer = json.loads(found)
         _same(answer["stages"], sl.detect_stages(*_curve(Path("curve.csv"))).to_dicts())
         return RIGHT
@@ -63,7 +63,7 @@ def readers_of_csv() -> dict[str, Reader]:
 
 
 def _curve(path: Path) -> Any:
-    """Steps and values of a csv file, by a reading that is not ours."""
+    """Returns steps and values of a csv file, by an independent reader."""
     text = path.read_bytes().decode("utf-8-sig")
     table = [
         line.split(next((mark for mark in ",;\t" if mark in text.lstrip().partition("\n")[0]), ","))
@@ -80,8 +80,8 @@ def readers_of_yaml() -> dict[str, Reader]:
 
     def check() -> str:
         found = reader()
-        if found == TOLD:
-            return TOLD
+        if found == REPORTED:
+            return REPORTED
         rows = [{key: row[key] for key in row if key not in ("seed", "status")} for row in json.loads(found)]
         _same(sorted(map(_point, rows)), sorted(map(_point, _points(Path("grid.yaml")))))
         return RIGHT
@@ -107,7 +107,7 @@ def _point(row: dict[str, Any]) -> str:
 
 
 def made_up_timeline(world: Path, rng: random.Random) -> str:
-    """A timeline that holds what no probe measured, with the right checksums."""
+    """Writes a timeline that no probe measured, with the right checksums."""
     folder = world / "runs/ended"
     with closing(sqlite3.connect(folder / "timeline.sqlite")) as connection:
         number, text = rng.choice(connection.execute("SELECT id, columns FROM layout ORDER BY id").fetchall())

@@ -15,7 +15,7 @@ WAYS = ("scaled", "multihead", "weights", "by hand", "einsum")  # in which plain
 
 
 class Attention(nn.Module):
-    """Causal attention, written in one of `WAYS`. With equal weights all of them compute the same."""
+    """Causal attention, written in one of `WAYS`. With equal weights all ways compute the same."""
 
     def __init__(self, way: str, dropout: float = 0.0) -> None:
         super().__init__()

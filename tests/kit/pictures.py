@@ -1,4 +1,4 @@
-"""What is wrong with a figure as drawn: texts that overlap or leave the canvas. Runs with many heads to draw."""
+"""Finds texts of a figure that overlap or leave the canvas. Writes runs with many heads to draw."""
 
 from __future__ import annotations
 

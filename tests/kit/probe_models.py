@@ -1,4 +1,4 @@
-"""Models whose inside is known, and a short way to measure them."""
+"""Models with known activations, and a short way to measure them."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ PATTERN = "blocks.0.attn.hook_pattern"
 
 
 class Written(HookedRootModule):
-    """Shows given activations at its hooks and gives a given output: what a probe reads is known exactly."""
+    """Passes given activations through its hooks and returns a given output, so a probe's input is known exactly."""
 
     def __init__(self, activations: dict[str, Tensor], output: Tensor | None = None, **cfg: Any) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""A ray cluster of this machine, for the tests that need one; they are skipped where ray is not installed."""
+"""A ray cluster on this machine, for the tests that need one. They are skipped if ray is not installed."""
 
 from __future__ import annotations
 
@@ -22,6 +22,6 @@ def cluster():
         "PYTHONPATH": os.pathsep.join([str(Path(__file__).parents[1]), *filter(None, [os.environ.get("PYTHONPATH")])])
     }
     options = {"include_dashboard": False, "log_to_driver": False, "logging_level": "ERROR"}
-    ray.init(num_cpus=2, num_gpus=2, runtime_env={"env_vars": variables}, **options)  # ray believes it
+    ray.init(num_cpus=2, num_gpus=2, runtime_env={"env_vars": variables}, **options)  # ray does not check it
     yield
     ray.shutdown()

@@ -1,7 +1,7 @@
-"""Specimens: files of every kind as stagelens writes or reads them, all that reads them, and a judge.
+"""Specimens: files of every kind that stagelens writes or reads, their readers, and a judge of the readers' answers.
 
-A reader gives back what it read, as text or bytes. Of a file that was damaged it must give the same, or one line that
-says what is wrong; never other numbers, a traceback, or nothing at all for minutes.
+A reader returns what it read, as text or bytes. For a damaged file it must return the same, or raise an error of one
+line. Other numbers, a traceback or a hang fail the test.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ from kit.tasks import Decay, Regression, Repeats
 def stagelens_register_tasks():
     return [Decay, Regression, Repeats]
 """
-TOLD = "told"  # in place of what was read, where one line says what is wrong
+REPORTED = "reported"  # in place of what was read, if an error of one line reports the damage
 SAME = "same"
 
 Reader = Callable[[], str | bytes]
 
 
 class Fault(Exception):
-    """What a reader may never do."""
+    """A reader did what it must never do."""
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,7 @@ class Snapshot:
 
 
 def make_world(folder: Path) -> None:
-    """Whole specimens: runs that ended, were killed, or are flows; a sweep, a curve, a grid, saved checkpoints."""
+    """Writes undamaged specimens: finished and killed runs, flows, a sweep, a curve, a grid, saved checkpoints."""
     from safetensors.torch import save_file
 
     from stagelens.models import build_transformer
@@ -98,7 +98,7 @@ class _Here:
 def readers_of_run(
     name: str, task: type[Any], steps: Sequence[int | None] = (), heavy: bool = True
 ) -> dict[str, Reader]:
-    """All that reads a run, in a world's folder, and the model at `steps`; `resume` comes last, for it writes."""
+    """Returns the readers of a run, and of the model at `steps`; `resume` comes last because it writes."""
     runs = Path("runs")
 
     def opened() -> sl.Run:
@@ -129,45 +129,48 @@ def readers_of_run(
 
 
 def readers_of_file(kind: str) -> dict[str, Reader]:
-    """All that reads a file which is not a run's."""
+    """Returns the readers of files outside of runs."""
     if kind == "csv":
         return {"stages": _cli("stages", "curve.csv", "--json")}
     if kind == "yaml":
         sweep = _cli("sweep", "small/decay", "--grid", "grid.yaml", "--dry-run", "--json")
-        return {"sweep": lambda: found if (found := sweep()) == TOLD else json_text(json.loads(found)["table"])}
+        return {"sweep": lambda: found if (found := sweep()) == REPORTED else json_text(json.loads(found)["table"])}
     if kind == "sweep":
         return {"compare": _cli("compare", "swept", "--json"), "api": lambda: json_text(sl.compare("swept").to_dict())}
     return {"probe": _probed}
 
 
 def judge(reader: Reader, whole: str | bytes | None) -> str:
-    """How `reader` takes a damaged file: `same`, `told`, or what is wrong. `whole` None: any content will do."""
+    """Returns how `reader` ends on a damaged file: `same`, `reported` (an error), or what is wrong.
+
+    `whole` is the right answer; None accepts any.
+    """
     try:
         with stopped_after(LIMIT):
             found = reader()
     except Fault as fault:
         return str(fault)
     except StagelensError as error:
-        return TOLD if len(str(error)) > 10 and "\n" not in str(error) else f"no line: {str(error)[:300]!r}"
+        return REPORTED if len(str(error)) > 10 and "\n" not in str(error) else f"no line: {str(error)[:300]!r}"
     except TooLong:
         return f"more than {LIMIT:g} s"
     except Exception as defect:
         where = traceback.extract_tb(defect.__traceback__)[-1]
         return f"{type(defect).__name__}: {defect}"[:300] + f" ({Path(where.filename).name}:{where.lineno})"
-    if found == TOLD:
-        return TOLD
+    if found == REPORTED:
+        return REPORTED
     return SAME if whole is None or found == whole else f"other content: {_difference(found, whole)}"
 
 
 def read(reader: Reader) -> str | bytes:
-    """What `reader` gives of a whole file."""
+    """Returns what `reader` returns for an undamaged file."""
     found = reader()
-    assert found != TOLD
+    assert found != REPORTED
     return found
 
 
 def _cli(*words: str, file: str = "") -> Reader:
-    """A command, which gives its output or the file that it wrote."""
+    """Returns a reader that runs a command and returns its output or the file that it wrote."""
 
     def read() -> str | bytes:
         if file:
@@ -176,20 +179,20 @@ def _cli(*words: str, file: str = "") -> Reader:
         if fault := fault_of(words, ended):
             raise Fault(fault)
         if ended.code:
-            return TOLD
+            return REPORTED
         return Path(file).read_bytes() if file else ended.out
 
     return read
 
 
 def _listed(name: str) -> str | bytes:
-    """The catalogue's row of a run; one that cannot be read is passed over."""
+    """Returns the row of a run in the catalogue, which leaves out runs that cannot be read."""
     rows = [row for row in json.loads(_cli("runs", "--json")()) if row["name"] == name]
-    return json_text(rows) if rows else TOLD
+    return json_text(rows) if rows else REPORTED
 
 
 def _resumed(name: str, task: type[Any]) -> bytes:
-    """The weights and the timeline at the end of a run that is taken up."""
+    """Returns the weights and the timeline at the end of a resumed run."""
     again = run(task, Path("runs"), name=name, resume=True, settings=SETTINGS.get(task, {}))
     parts = [_numbers(again)]
     if again.checkpoints:
@@ -206,7 +209,10 @@ def _probed() -> str:
     ended = call(words, LIMIT)
     if fault := fault_of(words, ended):
         raise Fault(fault)
-    return TOLD if ended.code else json_text({key: json.loads(ended.out)[key] for key in ("final", "status", "step")})
+    if ended.code:
+        return REPORTED
+    answer = json.loads(ended.out)
+    return json_text({key: answer[key] for key in ("final", "status", "step")})
 
 
 def _numbers(run: sl.Run) -> bytes:

@@ -56,7 +56,7 @@ def once(name: str, make: Callable[[Path], Any]) -> Path:
 
 
 def stored_run(train: Callable[..., sl.Run]) -> Callable[..., sl.Run]:
-    """`sl.run` that trains no registered task twice in a session, and draws the figures of a run once.
+    """Replaces `sl.run`: it trains no registered task twice in a session, and draws the figures of a run once.
 
     It puts a copy of the store's run where the new run belongs. The first time, the real `sl.run` resumes the copy,
     which trains nothing and makes its summary, problems, figures and report; these are copied with the run later.

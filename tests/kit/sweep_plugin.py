@@ -1,4 +1,4 @@
-"""A plugin for the tests of sweeps: a flow whose law is known, that can be slow, fail, or kill its own process."""
+"""A plugin for the tests of sweeps: a flow with a known power law that can be slow, fail, or kill its process."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class PowerConfig(sl.FlowConfig):
     deaths: int = 0
     broken: bool = False
     seen: str = ""  # a folder, to write down which GPUs the process sees
-    meet: int = 0  # a point waits, at most a minute, until so many points have written that down
+    meet: int = 0  # a point waits, at most a minute, until this many points have written their GPUs
 
 
 class Power(sl.Flow):

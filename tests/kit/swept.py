@@ -33,7 +33,7 @@ def sweep(runs: Path, grid=GRID, **options) -> sl.Sweep:
 
 @pytest.fixture
 def mortal(tmp_path):
-    """Settings of a point whose process kills itself, with SIGKILL, as often as is said."""
+    """Returns the settings of a point whose process kills itself with SIGKILL a given number of times."""
     file = tmp_path / "deaths"
     file.write_text("")
     return lambda times: {"fatal": str(file), "deaths": times}

@@ -108,11 +108,11 @@ class Repeats(sl.Task):
 
 
 class Crash(Exception):
-    """What a test raises in the middle of a run."""
+    """An error that a test raises in the middle of a run."""
 
 
 class CrashAt:
-    """A plugin that stops the run dead once a step has been recorded."""
+    """A plugin that raises in a run after a given step was recorded."""
 
     def __init__(self, step: float) -> None:
         self.step = step
@@ -129,7 +129,7 @@ def run(task: type[Any], runs: Path, host: Host | None = None, **options: Any) -
 
 
 def host_with(*plugins: Any) -> Host:
-    """A host that has `plugins` beside the installed ones."""
+    """Returns a host with `plugins` in addition to the installed ones."""
     host = make_host()
     for number, plugin in enumerate(plugins):
         host.manager.register(plugin, name=f"test{number}")
@@ -145,14 +145,14 @@ def weights(run: Run, step: int | None = None) -> dict[str, Tensor]:
 
 
 def assert_same_weights(one: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> None:
-    """Bit for bit."""
+    """Asserts that two state dicts are equal bit for bit."""
     assert one.keys() == other.keys()
     for name in one:
         assert torch.equal(one[name], other[name]), name
 
 
 def assert_same_run(one: Run, other: Run) -> None:
-    """Same steps, same series, same checkpoints, bit for bit."""
+    """Asserts that two runs have the same steps, series and checkpoints, bit for bit."""
     assert one.timeline.steps.tolist() == other.timeline.steps.tolist()
     assert list(one.timeline) == list(other.timeline)
     for name in one.timeline:

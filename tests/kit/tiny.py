@@ -16,7 +16,7 @@ from stagelens.experiments.batches import map_tensors
 
 STEPS = 6
 POINTS = 16
-# What makes each task small, beside a few steps or points. A task that is not listed has the sizes of its quick preset.
+# Settings that make each task small, in addition to few steps or points. Other tasks have their quick preset's sizes.
 SETTINGS: dict[str, dict[str, Any]] = {
     "emergence/toy": {"T": 16, "d": 8},
     "emergence/flow": {"T": 32, "d": 8},
@@ -60,7 +60,7 @@ def tiny_task(
 
 
 def trained(task: sl.Task, steps: int = STEPS) -> list[dict[str, torch.Tensor]]:
-    """The weights of `task` before each step and after the last, in a training that nobody measures."""
+    """Returns the weights of `task` before each step and after the last, in a training without measurements."""
     training = Training(task)
     found = []
     for step in range(steps + 1):

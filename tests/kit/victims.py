@@ -1,4 +1,4 @@
-"""Victims: processes with everything imported, to be killed, or given a disk and a clock that fail (see faults.c)."""
+"""Victims: processes with everything imported that tests kill, or run with a failing disk or clock (see faults.c)."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class Plan:
 
     @property
     def trace(self) -> Path:
-        """Where every change is written down, by the process that makes it."""
+        """Returns the file in which a process records each of its changes."""
         return self.below.with_name(f"{self.below.name}.trace")
 
     def put(self) -> None:
@@ -90,7 +90,7 @@ def command(
 def train(
     runs: Path, plan: Plan | None = None, prepare: Callable[[], None] | None = None, steps: int | None = None
 ) -> None:
-    """The run of `NAMED` without its report and without a command line, or what is left of it."""
+    """Makes the run of `NAMED` without its report and without the command line, or resumes it."""
     if prepare:
         prepare()
     if plan:
@@ -101,7 +101,7 @@ def train(
 
 
 def said(out: Path) -> str:
-    """What a command wrote to stderr."""
+    """Returns what a command wrote to stderr."""
     return out.with_suffix(".err").read_text()
 
 
@@ -245,7 +245,7 @@ def remount(folder: Path, options: str) -> None:
 
 
 def difference(one: Run, other: Run, stopped: bool = False) -> str:
-    """Where `one` is not as `other`, which nobody disturbed: steps, series, weights, stages, theory; empty: nowhere.
+    """Returns how `one` differs from the undisturbed run `other`: steps, series, weights, stages, theory; or "".
 
     One that was `stopped` on its way, and not killed, has a checkpoint of that step too: with the weights of `other`.
     """
@@ -266,19 +266,19 @@ def difference(one: Run, other: Run, stopped: bool = False) -> str:
         except AssertionError as error:
             return f"weights of step {step}: {error}"
     found = other.found_stages()
-    kept = [run.manifest.stages for run in (one, other) if run.manifest.stages is not None]  # beside a report
+    kept = [run.manifest.stages for run in (one, other) if run.manifest.stages is not None]  # next to a report
     if any(stages != found for stages in (one.found_stages(), *kept)):
         return "stages"
     return "" if one.manifest.predictions == other.manifest.predictions else "predictions"
 
 
 def leavings(folder: Path) -> list[str]:
-    """Files that a writer put aside and did not take away."""
+    """Returns the temporary files that a writer left behind."""
     return sorted(str(path.relative_to(folder)) for path in folder.rglob(".*") if path.is_file())
 
 
 def watch(folder: Path, reference: Path, stop: Path, out: Path) -> None:
-    """A reader that looks all the time, until `stop` is there; whatever it cannot make sense of goes to `out`.
+    """Reads the run again and again until `stop` exists; writes what is wrong to `out`.
 
     Every measurement that it sees must be one of the run in `reference`, bit for bit.
     """

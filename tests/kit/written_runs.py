@@ -1,4 +1,4 @@
-"""Runs on disk with given curves, as if they had been trained: what they hold is known to the last digit."""
+"""Writes runs with given curves to disk, as if they had been trained."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ STEPS = np.arange(0, 1001, 5)
 
 
 def staircase(steps: Any, at: Sequence[float], levels: Sequence[float], width: float = 8.0) -> Any:
-    """A curve that rests at each of `levels` and goes from one to the next around the times `at`."""
+    """Returns a curve with a plateau at each of `levels`, and transitions around the times `at`."""
     curve = np.full(len(steps), float(levels[0]))
     for time, before, after in zip(at, levels, levels[1:], strict=False):
         curve += (after - before) / (1 + np.exp(-(np.asarray(steps) - time) / width))
@@ -45,7 +45,7 @@ def timeline(steps: Any, series: dict[str, Any], **attributes: Any) -> Timeline:
 def write_run(
     runs: Path, name: str, series: dict[str, Any], steps: Any = STEPS, planned: float | None = None, **manifest: Any
 ) -> Run:
-    """A finished run of task `made/up` with the given series; `planned` is where it was to end."""
+    """Writes a finished run of task `made/up` with the given series; `planned` is its planned last step."""
     folder = runs / name
     folder.mkdir(parents=True)
     known: dict[str, Any] = {

@@ -1,4 +1,4 @@
-"""The fast forward against TransformerLens' own, over random architectures; and that a hook is never missed."""
+"""The fused forward path against TransformerLens' own, over random architectures; no hook is ever missed."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ TOLERANCE = {torch.float32: 1e-5, torch.float64: 1e-10}
 
 @st.composite
 def architectures(draw: st.DrawFn) -> dict[str, object]:
-    """Arguments of build_transformer, every option of it among them.
+    """Random arguments of build_transformer, with every option.
 
     From d_model = 8 up: a layer norm of two numbers leaves a sign only, whose gradient is nothing but rounding.
     """
@@ -50,7 +50,7 @@ def architectures(draw: st.DrawFn) -> dict[str, object]:
 def randomize(model: Transformer, scale: float = 0.1) -> Transformer:
     """Every parameter random, so that no bias, layer norm or slope is at a value that hides a mistake.
 
-    Not by much: squares of squares (relu2 without norms) of large weights magnify the rounding of either way.
+    The random part is small, because squares of squares (relu2 without norms) of large weights magnify rounding.
     """
     stream = torch.Generator().manual_seed(1)
     with torch.no_grad():
@@ -78,7 +78,7 @@ def gradients(model: FastTransformer, logits: Tensor) -> dict[str, Tensor]:
 
 
 def assert_near(found: dict[str, Tensor], expected: dict[str, Tensor]) -> None:
-    """Within the dtype's tolerance, in units of the largest of the expected values."""
+    """Asserts equality within the dtype's tolerance, relative to the largest expected value."""
     size = max(value.abs().max().item() for value in expected.values())
     for name, value in expected.items():
         bound = size * TOLERANCE[value.dtype]
@@ -147,7 +147,7 @@ def test_dropout_repeats_with_torchs_seed() -> None:
     assert torch.equal(model(tokens), first)
 
 
-# Somebody looks.
+# Models with hooks.
 
 
 def small(**changes: object) -> Transformer:
@@ -156,7 +156,7 @@ def small(**changes: object) -> Transformer:
 
 
 def taken(model: FastTransformer, tokens: Tensor, monkeypatch: pytest.MonkeyPatch) -> str:
-    """Which way a plain call goes."""
+    """Returns which forward path a plain call takes."""
     ways = []
     with monkeypatch.context() as patch:
         original = fast.logits
@@ -220,7 +220,7 @@ def test_a_hook_on_the_model_itself_is_heard_either_way(monkeypatch: pytest.Monk
     assert torch.equal(outputs[0], fast.logits(model, tokens))
 
 
-def test_parts_that_somebody_put_in_are_used(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_parts_that_a_user_replaced_are_used(monkeypatch: pytest.MonkeyPatch) -> None:
     class Silent(lens.MLP):
         def forward(self, x: Tensor) -> Tensor:
             return torch.zeros_like(x)
@@ -273,8 +273,8 @@ def test_the_loss_of_the_next_token(return_type: str) -> None:
 # Only some positions are read.
 
 
-def test_positions_that_nobody_reads_cost_nothing_in_the_last_layer(monkeypatch: pytest.MonkeyPatch) -> None:
-    """In rows that the last layer's MLP reads: those of the queries alone."""
+def test_positions_that_are_not_read_cost_nothing_in_the_last_layer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Returns the cost in rows that the last layer's MLP reads: those of the queries alone."""
     model, rows, own = small(), [], fast._mlp
     monkeypatch.setattr(fast, "_mlp", lambda mlp, x: rows.append(len(x)) or own(mlp, x))
     tokens = inputs_for(model)  # [3, 7]
@@ -379,7 +379,7 @@ def test_a_model_in_evaluation_mode_can_be_differentiated_twice() -> None:
     assert curvatures[0].abs().max() > 0
 
 
-# Models that a user brings.
+# Models of users.
 
 
 def theirs(**options: object) -> HookedTransformer:
@@ -424,7 +424,7 @@ def test_a_users_own_model_becomes_fast(options: dict[str, object], monkeypatch:
         ({"dtype": torch.bfloat16}, "bfloat16"),
     ],
 )
-def test_a_model_that_is_not_covered_says_so_and_stays_as_it_is(options: dict[str, object], reason: str) -> None:
+def test_a_model_that_is_not_covered_is_reported_and_stays_as_it_is(options: dict[str, object], reason: str) -> None:
     model = theirs(**options)
     tokens = torch.randint(5, (3, 7), generator=torch.Generator().manual_seed(0))
     before = model(tokens)

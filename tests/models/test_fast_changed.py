@@ -1,4 +1,4 @@
-"""A model whose config, parts, weights or hook points were changed computes what TransformerLens' own forward does."""
+"""A model with changed config, parts, weights or hook points computes what TransformerLens' own forward computes."""
 
 from __future__ import annotations
 
@@ -242,7 +242,7 @@ def test_a_changed_model_computes_what_transformer_lens_computes(build: object, 
     torch.testing.assert_close(last[0], expected[0][:, -1:], rtol=1e-9, atol=1e-9)
 
 
-# Of these, what the config says is read by nothing but the constructors, or nobody reads it.
+# Config fields that only constructors read, or that nothing reads.
 WITHOUT_EFFECT = {
     *("a method of the model", "another activation in the config", "another config", "another epsilon in the config"),
     *("another norm in the config", "another scale in the config", "another width in the config", "unused parts"),
@@ -260,7 +260,7 @@ STILL_FAST = {
 
 
 def test_the_changes_matter_and_the_known_ones_stay_fast(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Otherwise the test above would see nothing, or everything would go the slow way."""
+    """Otherwise the test above would test nothing, or no model would take the fused path."""
     same, quick, tokens = set(), set(), inputs_for(learned())
     for name, change in CHANGES.items():
         model = learned()
@@ -294,7 +294,7 @@ def test_a_model_built_with_a_hook_of_tokens_is_fast() -> None:
 
 
 def test_a_compiled_model_takes_the_fast_way_in_one_graph() -> None:
-    """What decides must be traceable, and must decide there as it does elsewhere."""
+    """The decision must be traceable, and must be the same while tracing."""
     model = learned()
 
     def which(tokens: Tensor) -> tuple[Tensor, bool]:

@@ -197,7 +197,7 @@ def test_alibi_pattern_and_gradient_of_the_slopes(causal: bool) -> None:
         assert slope.grad.abs().min() > 1e-3
 
 
-def test_alibi_slopes_start_where_they_are_told_to() -> None:
+def test_alibi_slopes_start_at_the_given_value() -> None:
     model = build(positions="alibi", alibi_slope=0.3)
     assert model.state_dict()["blocks.1.attn.alibi_slope"].tolist() == [0.3, 0.3, 0.3]
     published = build(positions="alibi", n_heads=4).state_dict()["blocks.0.attn.alibi_slope"]
@@ -266,7 +266,7 @@ def test_dropout_repeats_with_torchs_seed() -> None:
 
 
 def test_dropout_has_its_rate_and_scale_in_all_four_places() -> None:
-    """Each place is seen as kept / what came in: 0 with probability 0.25, else 1 / 0.75."""
+    """Each element divided by its input is 0 with probability 0.25, else 1 / 0.75."""
     rate = 0.25
     model = randomize(build(n_layers=1, dropout=rate, n_ctx=40))
     tokens = some_tokens(batch=64, length=40)
@@ -446,7 +446,7 @@ def test_building_is_silent(capsys: pytest.CaptureFixture[str]) -> None:
         warnings.simplefilter("always")
         build().to("cpu").cpu()
         assert not caught
-        with pytest.warns(DeprecationWarning, match="someone else"):  # and nobody else's warning is lost
+        with pytest.warns(DeprecationWarning, match="someone else"):  # and no other warning is lost
             warnings.warn("someone else", DeprecationWarning, stacklevel=1)
     assert capsys.readouterr() == ("", "")
 

@@ -170,7 +170,7 @@ def test_a_hook_can_replace_heads_scores_and_patterns(way: str) -> None:
     def in_place(pattern: Tensor, hook: Any) -> None:
         pattern.copy_(uniform(pattern, hook))
 
-    if way != "by hand":  # there the pattern itself goes on
+    if way != "by hand":  # there the pattern itself is passed on
         changed = watched.run_with_hooks(TOKENS, fwd_hooks=[("blocks.1.attn.hook_pattern", in_place)])
         torch.testing.assert_close(changed, by_pattern, atol=1e-5, rtol=1e-5)
 

@@ -1,4 +1,4 @@
-"""What every run says is the same wherever it is asked: in Python, on the command line, and in its report."""
+"""Every run has the same numbers in Python, on the command line, and in its report."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ def test_the_chart_of_a_report_shows_every_number_of_the_timeline(task_id):
         if len(lines) == values.shape[1]:
             for line, expected in zip(lines, values.T, strict=True):
                 assert_close(line, expected)
-        else:  # averaged, and its title says so
+        else:  # averaged, and its title names the rule
             assert values.shape[1] > 64 and "(" in series["title"]
             means = np.array([[np.nan if y is None else y for y in line] for line in lines], float)
             if not timeline.column(name).labels and np.isfinite(values).all():
@@ -119,6 +119,6 @@ def assert_close(found, expected, rtol=5.1e-6):
 
 
 def test_a_run_can_be_shown_without_the_host_that_made_it():
-    """What these tests compare comes from the folder alone."""
+    """What these tests compare comes from the run directory alone."""
     run = reported_run("recall/flow")
     assert as_json(sl.load(run.folder).summary()) == as_json(sl.load(run.folder, host=host()).summary())

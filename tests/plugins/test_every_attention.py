@@ -1,4 +1,4 @@
-"""What holds of the attention of every task: the probes know its mask, and uniform attention is not sparse."""
+"""The attention of every task: the probes know its mask, and uniform attention is not sparse."""
 
 from __future__ import annotations
 

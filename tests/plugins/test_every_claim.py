@@ -1,4 +1,4 @@
-"""Every claim comes to a verdict, also if what it measures does not happen: it differs then, and is not in error."""
+"""Every claim reaches a verdict. If what it measures does not happen, it differs, and is not in error."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every task, and every variant that draws or computes in another way, keeps to its device."""
+"""Every task, and every variant that draws or computes in another way, stays on its device."""
 
 from __future__ import annotations
 

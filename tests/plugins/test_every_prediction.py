@@ -30,7 +30,7 @@ def timeline(name: str, values: np.ndarray) -> Timeline:
 
 @pytest.mark.parametrize("task_id", TASKS)
 def test_one_plateau_is_the_plateau_of_one_level_and_times_say_what_they_are(task_id):
-    """A run that rests at one level of theory, and one that falls from it to the next: each plateau counts once."""
+    """A run with a plateau at one level of theory, and one that falls from it to the next: each plateau counts once."""
     predictions = experiment_of(task_id).predictions()
     found = [p for p in predictions if p.kind == "level" and p.measure is None]
     for series in {p.series for p in found}:

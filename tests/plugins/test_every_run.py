@@ -1,4 +1,4 @@
-"""What holds for the training of every task: measuring changes nothing, nor does a crash, nor the way it is computed.
+"""The training of every task: measuring does not change it, nor does a crash, nor the way it is computed.
 
 The runs are those of `kit.tiny`. Runs in float64 have every registered probe; runs with a report have the task's own.
 """

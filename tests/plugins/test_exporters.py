@@ -1,4 +1,4 @@
-"""TensorBoard and Weights & Biases get what the timeline has."""
+"""TensorBoard and Weights & Biases receive the numbers of the timeline."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def test_tensorboard_has_every_time_of_a_flow_on_a_step_of_its_own(flow, tmp_pat
 
 
 class Recorded(SimpleNamespace):
-    """As much of a run as an exporter sees."""
+    """The parts of a run that an exporter uses."""
 
     def __init__(self, folder, kind, steps):
         manifest = SimpleNamespace(kind=kind, steps=steps)
@@ -94,7 +94,7 @@ class Recorded(SimpleNamespace):
 TIMES = {
     "close together": [0.0, 1e-9, 2e-9, 0.1, 0.1 + 1e-12, 0.5, np.nextafter(0.5, 1), 1.0],
     "long": [0.0, 0.25, 0.5, 1e8 - 0.5, 1e8],
-    "beyond whole numbers": [0.0, 1e30, 2e30, 1e40],
+    "beyond integers": [0.0, 1e30, 2e30, 1e40],
     "short": [0.0, 1e-12, 3e-12],
     "no time at all": [0.0],
 }

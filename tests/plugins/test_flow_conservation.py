@@ -1,4 +1,4 @@
-"""What the papers' flows conserve stays as it was, and what they descend never rises, whatever the config."""
+"""The papers' flows keep their conserved quantities constant, and their loss never rises, for any config."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def assert_never_rises(loss: np.ndarray) -> None:
 
 
 def assert_moved(values: np.ndarray, share: float = 1e-5) -> None:
-    """Otherwise a flow that stands still would pass for one that conserves."""
+    """Otherwise a flow that does not move would pass as one that conserves."""
     assert np.ptp(values, axis=0).max() > share * np.abs(values[0]).max()
 
 

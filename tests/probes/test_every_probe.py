@@ -175,7 +175,7 @@ def test_it_runs_in_every_precision(name, dtype):
     assert not recorder.problems and recorder.skipped.keys() <= LONG
     assert single.keys() == {r.name for r in readings}
     exact = dtype == torch.float64
-    # In half precision: derivatives are noise beside small losses, and directions of near equals may turn.
+    # In half precision: derivatives of small losses are noise, and directions of near equals may turn.
     loose = {"head_ablation/zero", "head_ablation/mean", "curvature/smallest", "qk_alignment/leading"}
     loose |= {"curvature/residual_largest", "curvature/residual_smallest"}
     loose |= {"qk_alignment/rank", "qk_alignment/key_query", "qk_alignment/key_query_chance"}

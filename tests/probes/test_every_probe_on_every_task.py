@@ -1,8 +1,8 @@
 """The matrix: every registered probe, the plugins' own included, on every registered task, at a tiny size.
 
 A probe gives readings of its documented names, or its reason in one plain sentence. A reading is nan only in elements
-that the model does not have (a layer with fewer heads), which are the same in all measurements, and at the first one
-if it compares a measurement with the one before.
+that the model does not have (a layer with fewer heads). They are the same in all measurements. A reading that compares
+a measurement with the one before is also nan at the first one.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def test_a_probe_gives_finite_readings_or_its_reason(task_id, name):
         assert_finite(run.timeline.series(f"{name}/{reading}"), reading)
 
 
-# The probes that have a meaning beside attention_sparsity and weight_norms, which every task records.
+# The probes that have a meaning in addition to attention_sparsity and weight_norms, which every task records.
 MEANT = {
     "emergence/toy": {"single_location", "head_ablation", "curvature"},
     "emergence/regression": {"relevant_attention", "head_specialization", "qk_alignment"},

@@ -1,4 +1,4 @@
-"""The recorder in somebody's own training loop, own probes, and what happens when a probe is wrong."""
+"""The recorder in a user's own training loop, own probes, and what happens when a probe is wrong."""
 
 from __future__ import annotations
 

@@ -68,10 +68,11 @@ def test_the_heads_are_what_they_were_built_to_be(readings):
 def test_it_agrees_with_the_head_detector(model, monkeypatch, reading, detector, trained):
     """The detector divides by all n queries of the sequence, ours by the m queries that have such a key.
 
-    Each row of attention sums to 1 and each of the m rows names one key, so with our mean attention a on it
-    "mul" = sum of attention on the keys / sum of attention = a m / n, and
-    "abs" = 1 - sum |attention - named| / n: a row that names a key is off by 2 (1 - a), one that names none by 1, so
-            1 - (2 m (1 - a) + n - m) / n = (m / n) (2 a - 1), which the detector rounds to three digits.
+    Each row of attention sums to 1, and each of the m rows names one key. Let a be our mean attention on it. Then
+    - "mul" = sum of attention on the keys / sum of attention = a m / n.
+    - "abs" = 1 - sum |attention - named| / n. A row that names a key is off by 2 (1 - a), one that names none by 1. So
+      "abs" = 1 - (2 m (1 - a) + n - m) / n = (m / n) (2 a - 1). The detector rounds it to three digits.
+
     The vocabulary is large enough for all filler to be distinct, so that only the segment repeats.
     """
     model = model if trained else transformer(d_vocab=V, n_ctx=P, init_scale=5.0)

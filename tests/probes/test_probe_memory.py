@@ -1,4 +1,4 @@
-"""Nothing bigger than what is reported is kept: peak memory does not grow with the number of layers."""
+"""No probe stores more than it reports: peak memory does not grow with the number of layers."""
 
 from __future__ import annotations
 

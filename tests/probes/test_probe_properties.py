@@ -22,7 +22,7 @@ from stagelens_probes.curvature import TOLERANCE
 
 few = settings(max_examples=settings().max_examples // 8)  # 3; `make stress` has a profile of more, drawn anew
 HEAD_PARAMETERS = ("W_Q", "W_K", "W_V", "W_O", "b_Q", "b_K", "b_V")
-ROUND = 1e-9  # in double precision
+ROUND = 1e-9  # in float64
 CURVATURE = ("curvature/largest", "curvature/smallest")
 OWN_TOKENS = tuple(f"induction/{name}" for name in ("prefix", "previous", "duplicate"))  # measured on tokens of its own
 OF_SAMPLE = (

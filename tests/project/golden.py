@@ -33,7 +33,7 @@ Numbers = dict[str, Series]  # by the name of the series
 
 
 def numbers_of(run: sl.Run) -> Numbers:
-    """What a run measured: its steps, its series and its events; and what theory expects of it.
+    """What a run measured, namely its steps, series and events; and what theory expects.
 
     What the predictions measured is left out: on a curve of a few points a rounding error decides about a plateau.
     """

@@ -1,4 +1,4 @@
-"""Writes the pinned data of `tests/project` anew. README.md says when to do that.
+"""Updates the pinned data of `tests/project`. README.md explains when to do that.
 
 python tests/project/pin.py golden [SERIES ...]
 python tests/project/pin.py surface

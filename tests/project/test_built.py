@@ -13,7 +13,7 @@ import pytest
 
 from conftest import ROOT, SEVERAL, make_environment
 
-# What the installed package does: it knows its tasks, integrates one to its report, and writes a plugin from templates.
+# The installed package lists its tasks, integrates one to its report, and writes a plugin from templates.
 COMMANDS = {"tasks": ["tasks"], "run": ["run", "recall/flow", "--set", "points=20"], "written": ["new-plugin", "mine"]}
 PROGRAM = SEVERAL + "import stagelens; print(json.dumps([stagelens.__file__, answers]), file=stdout)"
 

@@ -1,4 +1,4 @@
-"""What README and docs show is what happens: their Python blocks and commands are run, page by page, in order.
+"""README and docs are true: their Python blocks and commands are run, page by page, in order.
 
 A page's blocks share one folder and one set of names, as for a reader who types them. What would take minutes
 (`verify`, presets other than `quick`, tasks not in QUICK) is not run but parsed, config and all. Runs of registered

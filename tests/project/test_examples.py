@@ -16,7 +16,7 @@ EXAMPLE = ROOT / "docs" / "examples" / "statistical_induction"
 
 
 def find_plugin_of(folder: Path) -> None:
-    """Does what pytest does at its start. The fixtures are imported here, after pytest has rewritten their asserts."""
+    """Loads the fixtures as pytest does when it starts: imported here, after pytest has rewritten their asserts."""
     from stagelens.testing import fixtures
 
     fixtures.pytest_configure(SimpleNamespace(rootpath=folder))

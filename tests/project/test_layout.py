@@ -1,4 +1,4 @@
-"""What may import what, and what stays light."""
+"""The order of imports, the modules that commands may load, and the sizes of files and functions."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def test_every_module_of_the_toolkit_is_in_a_room():
 
 @pytest.mark.parametrize("room", ROOMS, ids=lambda room: room.name)
 def test_a_room_is_entered_through_its_door(room):
-    """Other rooms, probes and plugins import the names that `__init__.pyi` declares, not the modules behind it."""
+    """Other rooms, probes and plugins import the names that `__init__.pyi` declares, not from its modules."""
     others = [path for path in PACKAGE_FILES if room not in path.parents and path.name != "__init__.py"]
     inside = {f"stagelens.{room.name}.{path.stem}" for path in room.glob("*.py") if path.stem != "__init__"}
     behind = {f"{path.relative_to(ROOT)}: {module}" for path in others for module in imported(path) if module in inside}

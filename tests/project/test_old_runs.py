@@ -1,4 +1,4 @@
-"""Runs that an older version wrote: this version opens, shows, compares, exports, reports and resumes them."""
+"""Runs of older versions: this version opens, shows, compares, exports, reports and resumes them."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ def test_they_are_reported(old, cli):
 
 
 def test_the_killed_run_resumes_and_ends_as_its_uninterrupted_twin(old, cli):
-    """Both go on from the same checkpoint: the twin's last model is replayed, the killed run is resumed."""
+    """Both continue from the same checkpoint: the twin's last model is replayed, the killed run is resumed."""
     twin = sl.load("training", old)
     (twin.folder / "checkpoints" / f"{LAST:09d}.safetensors").unlink()
     expected = twin.model_at(LAST).state_dict()
@@ -113,7 +113,7 @@ def test_the_killed_run_resumes_and_ends_as_its_uninterrupted_twin(old, cli):
     assert resumed.timeline.scalar("loss")[1][: KEPT[0]].tolist() == twin.timeline.scalar("loss")[1][: KEPT[0]].tolist()
 
 
-def test_a_sweep_goes_on(old, cli):
+def test_a_sweep_continues(old, cli):
     settings = [
         word
         for key, value in tiny_settings("emergence/flow").items()

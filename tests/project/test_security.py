@@ -1,4 +1,4 @@
-"""What a stranger's run, plugin or file cannot do: run code, take the memory, leave the runs, steer a terminal."""
+"""Untrusted runs, plugins and files cannot run code, exhaust memory, leave the runs directory or control a terminal."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ def test_a_file_of_holes_that_is_larger_than_the_memory_is_refused(tmp_path):
 
 @pytest.fixture
 def runs(tmp_path):
-    """A folder of runs with one in it, and a folder outside that is nobody's business."""
+    """A runs directory with one run, and a private directory outside of it."""
     (tmp_path / "outside").mkdir()
     (tmp_path / "outside" / "secret").write_text("secret")
     write_run(tmp_path / "runs", "mine", LOSS)
@@ -143,7 +143,7 @@ def test_a_link_cannot_lead_a_run_out(runs):
 
     with pytest.raises(UsageError, match="is a link that leads out of"):
         run(Regression, runs, name="linked", resume=True)
-    assert sl.load(runs.parent / "outside" / "theirs").name == "theirs"  # whoever gives the path means it
+    assert sl.load(runs.parent / "outside" / "theirs").name == "theirs"  # a path that the user gives is intended
 
 
 @pytest.mark.parametrize(
@@ -182,7 +182,7 @@ def test_linked_checkpoints_and_figures_are_not_read(runs):
 
 @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="this system has no pipes in folders")
 @pytest.mark.parametrize("file", ["run.json", "timeline.sqlite", "timeline.sqlite-wal"])
-def test_nobody_waits_at_a_pipe(runs, file):
+def test_no_reader_waits_for_a_pipe(runs, file):
     (runs / "mine" / file).unlink(missing_ok=True)
     os.mkfifo(runs / "mine" / file)
     with pytest.raises(UsageError, match="is neither a file nor a directory"):
@@ -249,7 +249,7 @@ def test_opening_a_run_imports_no_plugin(foreign, theirs, cli):
     assert not foreign.exists()
 
 
-def test_a_model_needs_its_plugin_and_says_so_where_it_is_left_out(foreign, theirs, cli, monkeypatch):
+def test_a_model_needs_its_plugin_and_reports_if_that_is_left_out(foreign, theirs, cli, monkeypatch):
     monkeypatch.setenv("STAGELENS_ALLOW", "")
     with pytest.raises(UsageError, match=r"which needs plugin 'evil' from .*plugin\.py.*--allow evil") as caught:
         sl.load(theirs).model_at()

@@ -1,4 +1,4 @@
-"""Writes small runs of every kind into a folder: the old runs that later versions must open."""
+"""Writes small runs of every kind into a directory: the old runs that later versions must open."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from stagelens.host.host import make_host
 
 FOLDER = Path(__file__).with_name("old_runs")
 TASK = "emergence/recall"
-KEPT = (2, 6)  # the checkpoints of a finished run that are kept
+KEPT = (2, 6)  # the checkpoints of a finished run that are not deleted
 KILLED_AT = 4
 MANIFESTS = ("run.json", "sweep.json")
 NEUTRAL = {"host": "machine", "process": 1}  # what a manifest says of the machine and the process that wrote it

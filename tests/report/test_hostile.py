@@ -1,4 +1,4 @@
-"""A run of which every text is hostile: its pages are inert in a real browser, and a terminal shows letters only."""
+"""A run with only hostile texts: its pages are inert in a real browser, and a terminal shows letters only."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ def test_a_page_of_hostile_texts_is_inert(browser, pages):
         opened.close()
 
 
-def test_pictures_of_hostile_texts_hold_no_script(pages):
+def test_figures_of_hostile_texts_hold_no_script(pages):
     pictures = list((pages[0].parent / "figures").glob("*.svg"))
     assert pictures
     for file in pictures:
@@ -185,7 +185,7 @@ def test_the_policy_stops_what_escaping_would_let_through(browser, pages, tmp_pa
     assert ran == [] and elsewhere.asked == set()
     told = [complaint for complaint in opened.complaints if "Content Security Policy" in complaint]
     assert len(told) >= len(INJECTED) + len(FETCHED) - 1  # a page in the page tells itself
-    assert opened.drawn  # the page itself goes on
+    assert opened.drawn  # the page itself still works
     opened.page.close()
 
 

@@ -1,4 +1,4 @@
-"""Reports: what they hold, that names in them are text, theory over experiment, and the page in a real browser."""
+"""Reports: their content, escaped names, predictions over measurements, and the page in a real browser."""
 
 from __future__ import annotations
 
@@ -123,7 +123,7 @@ def test_theory_is_in_the_page_and_its_chart(grown):
     assert "Theory and measurement" in page and "Eq. 2" in page
 
 
-def test_a_time_of_theory_beyond_the_run_stands_nowhere_but_in_its_own_place(tmp_path):
+def test_a_predicted_time_beyond_the_run_is_drawn_at_its_own_position_only(tmp_path):
     run = write_run(tmp_path, "a", {"loss": staircase(STEPS, (200, 600), (3.0, 2.0, 1.0))})
     last = float(STEPS[-1])
     times = {"before": -50.0, "within": 600.0, "at the end": last, "beyond": 2030.0}
@@ -143,7 +143,7 @@ def test_the_report_of_a_training_holds_what_it_should(trained):
     page = path.read_text()
     for heading in ("Timeline", "Stages of loss", "Figures", "Config", "How to repeat it", "Last readings"):
         assert f"<h2>{heading}</h2>" in page
-    assert "stagelens.run(Repeats, preset=" in page  # no plugin brings it, so no command can
+    assert "stagelens.run(Repeats, preset=" in page  # no plugin registers it, so there is no command for it
     assert trained.manifest.versions["torch"] in page
     for name in ("overview", "loss", "probes", "attention"):
         for ending in ("png", "svg"):
@@ -292,7 +292,7 @@ def test_a_comparison_chart_has_the_transitions_of_every_group(tmp_path):
 # in a browser
 
 
-def test_switching_series_and_alignment_changes_the_picture(browser, tmp_path):
+def test_switching_series_and_alignment_changes_the_figure(browser, tmp_path):
     curve = staircase(STEPS, (200, 600), (3.0, 2.0, 1.0))
     rise = (np.stack([STEPS, 2.0 * STEPS], axis=1), ("head",))
     made = write_run(tmp_path, "run", {"loss": curve, "s/rise": rise})
@@ -343,7 +343,7 @@ def test_a_comparison_can_be_switched_in_the_browser(browser, tmp_path):
 
 
 def written(made: Any) -> Any:
-    """The page of a run without its figures."""
+    """Returns the report of a run without its figures."""
     path = made.folder / "report.html"
     path.write_text(report_page(made), encoding="utf-8")
     return path

@@ -1,4 +1,4 @@
-"""Checkpoints: any tree of tensors and plain values, whole or not there, and never another task's."""
+"""Checkpoints: any tree of tensors and plain values, written completely or not at all, and only of the same task."""
 
 from __future__ import annotations
 

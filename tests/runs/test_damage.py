@@ -23,7 +23,7 @@ CASES = 60
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory):
-    """A run that ended, and beside it one of another seed."""
+    """A finished run, and one of another seed next to it."""
     runs = tmp_path_factory.mktemp("runs")
     run(Regression, runs, name="other", seed=1)
     return run(Regression, runs, name="ended").folder
@@ -35,7 +35,7 @@ def ended(whole, tmp_path):
 
 
 def content(folder):
-    """All that a run says: its manifest, its numbers, its weights."""
+    """Returns the content of a run: its manifest, its numbers, its weights."""
     opened = sl.load(folder)
     series = [opened.timeline.series(name).tobytes() for name in opened.timeline]
     tensors = [tensor.numpy().tobytes() for tensor in weights(opened).values()]
@@ -50,7 +50,7 @@ def content(folder):
         ("checkpoints/000000040.safetensors", (*ANY, one_header)),
     ],
 )
-def test_damage_is_told_in_one_line_or_does_no_harm(ended, file, mutations):
+def test_damage_is_reported_in_one_line_or_does_no_harm(ended, file, mutations):
     before, expected, told = (ended / file).read_bytes(), content(ended), 0
     for number in range(CASES):
         rng = random.Random(f"{file} {number}")
@@ -67,7 +67,7 @@ def test_damage_is_told_in_one_line_or_does_no_harm(ended, file, mutations):
     assert told > CASES / 2
 
 
-def test_a_digit_changed_in_a_manifest_is_told_and_one_without_a_checksum_opens(ended):
+def test_a_digit_changed_in_a_manifest_is_reported_and_one_without_a_checksum_opens(ended):
     path = ended / "run.json"
     text = path.read_text()
     path.write_text(text.replace('"seed": 0', '"seed": 1'))
@@ -80,7 +80,7 @@ def test_a_digit_changed_in_a_manifest_is_told_and_one_without_a_checksum_opens(
 
 
 @pytest.mark.parametrize("loss", ["rows", "everything", "the file"])
-def test_measurements_that_are_gone_from_a_run_that_ended_are_told(ended, loss):
+def test_measurements_that_are_gone_from_a_run_that_ended_are_reported(ended, loss):
     if loss == "the file":
         (ended / "timeline.sqlite").unlink()
     else:
@@ -91,7 +91,7 @@ def test_measurements_that_are_gone_from_a_run_that_ended_are_told(ended, loss):
         sl.load(ended).timeline  # noqa: B018
 
 
-def test_the_timeline_and_the_checkpoint_of_another_run_are_told(whole, ended):
+def test_the_timeline_and_the_checkpoint_of_another_run_are_reported(whole, ended):
     name = "checkpoints/000000040.safetensors"
     shutil.copy(whole.parent / "other" / name, ended / name)
     with pytest.raises(EnvironmentFault, match="another config or seed"):
@@ -101,14 +101,14 @@ def test_the_timeline_and_the_checkpoint_of_another_run_are_told(whole, ended):
         sl.load(ended).timeline  # noqa: B018
 
 
-def test_the_checkpoint_of_another_step_is_told(ended):
+def test_the_checkpoint_of_another_step_is_reported(ended):
     first, last = (checkpoint.path_of(ended, step) for step in (0, 40))
     shutil.copy(first, last)
     with pytest.raises(EnvironmentFault, match="it is of step '0'"):
         sl.load(ended, task=Regression).model_at()
 
 
-def test_a_run_that_goes_on_while_it_is_open_is_not_taken_for_damaged(ended):
+def test_a_run_that_continues_while_it_is_open_is_not_taken_for_damaged(ended):
     opened = sl.load(ended)
     manifest = load_manifest(ended)
     manifest.status, manifest.timeline = "running", ""
@@ -119,7 +119,7 @@ def test_a_run_that_goes_on_while_it_is_open_is_not_taken_for_damaged(ended):
     assert opened.timeline.steps[-1] == 10
 
 
-def test_a_changed_byte_of_a_tensor_is_told_and_an_old_checkpoint_opens(tmp_path):
+def test_a_changed_byte_of_a_tensor_is_reported_and_an_old_checkpoint_opens(tmp_path):
     path = checkpoint.save(tmp_path, 1, "a/b", {"model": {"w": torch.ones(64)}})
     whole = path.read_bytes()
     path.write_bytes(whole[:-1] + b"\x01")
@@ -137,8 +137,8 @@ def test_a_changed_byte_of_a_tensor_is_told_and_an_old_checkpoint_opens(tmp_path
     assert checkpoint.load(path, "a/b", "anything")["model"]["w"].tolist() == [1, 1, 1]
 
 
-def test_a_row_lost_in_silence_is_told_while_a_run_goes_on(tmp_path):
-    """No digest stands in the manifest yet, so the file itself must tell."""
+def test_a_row_lost_in_silence_is_reported_while_a_run_continues(tmp_path):
+    """The manifest has no digest yet, so the damage must be detected from the file itself."""
     folder = write_run(tmp_path, "going", {"loss": staircase(STEPS, (200,), (2.0, 1.0))}, status="running").folder
     path = folder / "timeline.sqlite"
     before, expected = path.read_bytes(), [m.step for m in read_measurements(folder)]

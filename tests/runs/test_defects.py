@@ -42,7 +42,7 @@ class Phased(Plain):
 
 
 def made_by_revision_1(runs: Any) -> None:
-    """Makes the manifests those of the version that did not say how a run was trained."""
+    """Changes the manifests to those of the version that did not store how a run was trained."""
     for one in runs:
         manifest = load_manifest(one.folder)
         manifest.vectorized = None

@@ -1,4 +1,4 @@
-"""The manifest: replaced at once, and a folder without one is no run."""
+"""The manifest: replaced atomically; a directory without one is not a run."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def test_it_is_json_that_every_reader_takes(tmp_path):
         ('{"format": 1, "theirs": 1}', EnvironmentFault, "not a whole manifest"),
     ],
 )
-def test_what_is_no_manifest_is_told(tmp_path, text, error, message):
+def test_what_is_no_manifest_is_reported(tmp_path, text, error, message):
     if text is not None:
         (tmp_path / FILE).write_text(text)
     with pytest.raises(error, match=message) as caught:
@@ -53,7 +53,7 @@ def test_what_is_no_manifest_is_told(tmp_path, text, error, message):
     assert "\n" not in str(caught.value)
 
 
-def test_a_status_that_does_not_exist_is_told(tmp_path):
+def test_a_status_that_does_not_exist_is_reported(tmp_path):
     given = manifest()
     given.status = "asleep"
     given.save(tmp_path)

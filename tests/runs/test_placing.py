@@ -1,4 +1,4 @@
-"""A second run of the same name: it says what it is called, or takes the place of the first, which is never lost."""
+"""A second run of the same name gets another name, or replaces the first one, which is never lost before it ends."""
 
 from __future__ import annotations
 
@@ -108,13 +108,13 @@ def test_the_command_line_says_it_in_its_first_line(cli, tmp_path) -> None:
     assert "give one of them" in cli(*words, "--replace", "--resume").complaint
 
 
-def test_what_unfinished_replacements_kept_is_removed_by_the_one_that_finishes(tmp_path) -> None:
+def test_runs_of_unfinished_replacements_are_removed_by_the_one_that_finishes(tmp_path) -> None:
     told: list[str] = []
     run(Regression, tmp_path)
     for _ in range(2):
         with pytest.raises(Crash):
             run(Regression, tmp_path, host_with(CrashAt(20)), replace=True)
-    run(Regression, tmp_path, name=f"{NAME}-replaced-3")  # somebody's own
+    run(Regression, tmp_path, name=f"{NAME}-replaced-3")  # the user's own file
     assert names(tmp_path) == {NAME, *(f"{NAME}-replaced{number}" for number in ("", "-2", "-3"))}
     run(Regression, tmp_path, replace=True, notify=told.append)
     assert names(tmp_path) == {NAME, f"{NAME}-replaced-3"} and not (tmp_path / NAME / ".replaced").exists()

@@ -1,4 +1,4 @@
-"""A plugin that raises after the training costs one figure or prediction: summary and report of the run are there."""
+"""A plugin that raises after the training loses one figure or prediction; summary and report are still written."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The store: one transaction a measurement, readable while written, and damage is told."""
+"""The store: one transaction per measurement, readable while written, and damage is detected."""
 
 from __future__ import annotations
 
@@ -166,7 +166,7 @@ def test_another_programs_database_is_refused_and_left_alone(tmp_path):
     assert (tmp_path / FILE).read_bytes() == before
 
 
-def test_a_file_that_is_no_database_is_told(tmp_path):
+def test_a_file_that_is_no_database_is_reported(tmp_path):
     (tmp_path / FILE).write_text("step,loss\n0,1\n" * 100)
     for use in (read_measurements, Store):
         with pytest.raises(EnvironmentFault, match="file is not a database"):
@@ -182,15 +182,15 @@ def test_a_newer_format_is_refused(written):
 
 
 @pytest.mark.parametrize("part", [0.1, 0.5, 0.9])
-def test_a_truncated_timeline_is_told(written, part):
+def test_a_truncated_timeline_is_reported(written, part):
     path = written / FILE
     path.write_bytes(path.read_bytes()[: int(part * path.stat().st_size)])
     with pytest.raises(EnvironmentFault, match=r"cannot be used|damaged"):
         read_measurements(written)
 
 
-def test_a_flipped_bit_is_told_or_does_no_harm(written, tmp_path_factory):
-    """All measurements as they were written, or an error of ours: no row is lost or changed in silence."""
+def test_a_flipped_bit_is_reported_or_does_no_harm(written, tmp_path_factory):
+    """Reads all measurements as they were written, or raises: no row is lost or changed silently."""
     original = read_measurements(written)
     whole = (written / FILE).read_bytes()
     folder = tmp_path_factory.mktemp("flipped")

@@ -105,7 +105,7 @@ def assert_transitions(found: Stages, times, drops, within: float) -> None:
 @pytest.mark.parametrize("seed", range(4))
 @pytest.mark.parametrize("share", [1 / 2, 1 / 5])
 def test_fewer_points_of_each_plateau_leave_the_same_transitions(seed, share):
-    """At even distances and at random; each plateau keeps 20 points or more."""
+    """At uniform distances and at random; each plateau keeps 20 points or more."""
     values, generator = stairs(seed), np.random.default_rng(seed)
     drawn = np.sort(generator.choice(len(STEPS), round(share * len(STEPS)), replace=False))
     for kept in (np.arange(0, len(STEPS), round(1 / share)), drawn):

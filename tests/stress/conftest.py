@@ -1,4 +1,4 @@
-"""The long set: run by `make stress`, not by `make test`. It shares the helpers of the toolkit's tests.
+"""Fixtures of the stress tests, which `make stress` runs and `make test` does not.
 
 `--seed N` repeats what the seed N did; without it a new seed is drawn and printed. `--record` writes the counts to
 `docs/verified/stress.json`, of which `page.py` makes `docs/reliability.md`; without it the docs stay as they are.

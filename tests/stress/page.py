@@ -1,11 +1,11 @@
-"""Makes `docs/reliability.md` of the text in `tests/stress/reliability.md` and of the rows that are kept."""
+"""Generates `docs/reliability.md` from the text in `tests/stress/reliability.md` and the stored rows."""
 
 from __future__ import annotations
 
 from pathlib import Path
 from typing import Any
 
-from table import rows_kept
+from table import stored_rows
 
 HERE = Path(__file__).parent
 PAGE = HERE.parents[1] / "docs" / "reliability.md"
@@ -14,7 +14,7 @@ MUTATIONS = 2000  # in a whole set of them
 
 
 def table(rows: list[dict[str, Any]]) -> str:
-    """One line for each fault, those of one command together, and the totals."""
+    """Returns the table: a row for each fault, those of one command together, and the totals."""
     columns = ("fault", "times tried", "lost", "wrong", "what else", "command that repeats it")
     lines = [f"| {' | '.join(columns)} |", "|---|--:|--:|--:|---|---|"]
     for row in rows:
@@ -35,7 +35,7 @@ def table(rows: list[dict[str, Any]]) -> str:
 
 def main() -> None:
     text = (HERE / "reliability.md").read_text(encoding="utf-8")
-    PAGE.write_text(text.replace(TABLE, table(rows_kept())), encoding="utf-8")
+    PAGE.write_text(text.replace(TABLE, table(stored_rows())), encoding="utf-8")
 
 
 if __name__ == "__main__":

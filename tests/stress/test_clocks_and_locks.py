@@ -1,4 +1,4 @@
-"""Clocks that go back, two who want one run, and disks that can only be read."""
+"""Clocks that are set back, two writers of one run, and read-only disks."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def test_a_clock_that_is_set_back(victims, whole, tmp_path):
 
 
 def test_two_resumes_at_once(victims, whole, tmp_path):
-    """One wins; the other is told in one line who holds the run. What they make is what one alone makes."""
+    """One wins; the other exits with one line that names the holder. The run equals that of a single writer."""
     alone = tmp_path / "alone"
     assert victims.call(command, [*NAMED, alone, *LONG], alone) == 0, said(alone)
     reference, lost, wrong, cases = sl.load(alone / "r"), [], [], 10
@@ -102,8 +102,8 @@ def test_two_resumes_at_once(victims, whole, tmp_path):
     assert not lost and not wrong, (lost, wrong)
 
 
-def test_a_lock_outlives_nobody(victims, whole, tmp_path):
-    """While its holder lives, be it stopped, the run is held; from the moment it is dead, it is free."""
+def test_a_lock_ends_with_its_process(victims, whole, tmp_path):
+    """The run is locked while its holder lives, even if that is stopped; when it is dead, the lock is free."""
     lost, wrong, cases = [], [], 10
     for number in range(cases):
         runs, out = tmp_path / str(number), tmp_path / f"{number}-other"
@@ -127,7 +127,7 @@ def test_a_lock_outlives_nobody(victims, whole, tmp_path):
 
 
 def test_a_folder_of_runs_that_can_only_be_read(victims, tmp_path):
-    """A finished run and one that was killed: what was there before can be read as before, and nothing is written."""
+    """A finished run and a killed one can be read as before, and nothing is written."""
     with mounted(tmp_path / "disk", "size=60m") as disk:
         runs, out = disk / "runs", tmp_path / "out"
         for name in ("r", "other"):
@@ -173,7 +173,7 @@ def test_a_folder_of_runs_that_can_only_be_read(victims, tmp_path):
                 wrong.append(f"{words[:2]} -o: exit code {code}: {said(out)}")
         lost += [str(path) for path, content in files.items() if path.read_bytes() != content]
     cases = len(reading) + len(writing) + len(elsewhere)
-    record("a folder of runs on a disk that can only be read", cases, len(lost), len(wrong), COMMAND, "as commands")
+    record("a read-only runs directory", cases, len(lost), len(wrong), COMMAND, "as commands")
     assert not lost and not wrong, (lost, wrong)
 
 

@@ -1,4 +1,4 @@
-"""Disks that fail: the run stops with one line, everything committed is there, and it goes on when the disk does."""
+"""Failing disks: the run stops with one line, keeps everything committed, and resumes when the disk works again."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def committed(changes: list[str]) -> list[int]:
 
 
 def what_is_lost(runs, before: list[str], whole) -> str:
-    """What of the things committed `before` the fault is not there after it."""
+    """Returns what was committed `before` the fault and is missing after it."""
     steps = committed(before)
     if not steps:
         return ""
@@ -61,7 +61,7 @@ def what_is_lost(runs, before: list[str], whole) -> str:
 
 
 def go_through(victims, whole, tmp_path, numbers, error: int, lasting: bool):
-    """The run once for each of `numbers`, with the fault at that change; then again on a disk that works."""
+    """Runs once for each of `numbers` with the fault at that change, then resumes on a disk that works."""
     lost, wrong = [], []
     for n in numbers:
         runs = tmp_path / str(n)

@@ -1,4 +1,4 @@
-"""5,000 inputs that nobody meant. `tests/cli/test_fuzz.py` has a few of each; here commands do their work, too.
+"""5,000 random inputs. `tests/cli/test_fuzz.py` has a few of each; here commands do their work, too.
 
 What a command starts is of the smallest size. Some command lines are called in a process of their own.
 """
@@ -36,12 +36,12 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 @pytest.fixture(autouse=True)
 def no_network(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What asks for a dataset learns at once that there is none."""
+    """Requests for a dataset fail at once."""
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
 
 
 def contents(world: Path) -> dict[str, bytes]:
-    """What was there before, and no command line may change."""
+    """The files that no command line may change."""
     return {name: (world / name).read_bytes() for name in KEPT}
 
 
@@ -61,12 +61,12 @@ def test_command_lines(world, imports):
             tell(number, line, fault, ended)
     lost = sum(before[name] != found for name, found in contents(world).items())
     record(
-        "command lines that make no sense",
+        "random command lines",
         HERE,
         lost,
         wrong,
         COMMAND,
-        "in one process; lost: a file of the runs that were there",
+        "in one process; lost: a file of an existing run",
     )
     assert (lost, wrong) == (0, 0)
 
@@ -85,7 +85,7 @@ def test_command_lines_in_processes_of_their_own(world):
             wrong += 1
             tell(number, line, fault, ended)
     lost = sum(before[name] != found for name, found in contents(world).items())
-    record("command lines that make no sense, a process each", ALONE, lost, wrong, COMMAND)
+    record("random command lines, one process each", ALONE, lost, wrong, COMMAND)
     assert (lost, wrong) == (0, 0)
 
 

@@ -1,4 +1,4 @@
-"""kill -9 at any moment, then `--resume`: the run is as if nothing had happened, and no reader ever saw it broken."""
+"""kill -9 at any moment, then `--resume`: the run equals an uninterrupted one, and no reader ever fails."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ chance = kit.chance.chance("kills")
 
 @pytest.fixture(scope="module")
 def whole(victims, tmp_path_factory):
-    """The run that nobody disturbs, and every change that it makes on the disk, in order."""
+    """The undisturbed run, and every change that it makes on the disk, in order."""
     runs = tmp_path_factory.mktemp("whole") / "runs"
     plan = Plan(runs)
     assert victims.call(command, [*NAMED, runs], runs, plan) == 0, said(runs)
@@ -68,7 +68,7 @@ def plans(kind: str, changes: list[str]) -> list[tuple[KillAt | None, int]]:
 
 
 def verdict(folder, whole) -> str:
-    """What is wrong with the run that was resumed; empty where it equals `whole` and left nothing lying about."""
+    """Returns what is wrong with the resumed run; empty if it equals `whole` and left no temporary files."""
     done = sl.load(folder)
     if left := leavings(folder):
         return f"left {left}"
@@ -94,8 +94,8 @@ def test_killed_in(kind, victims, whole, tmp_path):
     assert not lost and not wrong, (lost, wrong)
 
 
-def test_killed_at_chance_moments_while_somebody_reads(victims, whole, tmp_path):
-    """From outside, at any time from the first file to the last; a reader looks all the while."""
+def test_killed_at_random_moments_while_a_reader_reads(victims, whole, tmp_path):
+    """Kills from outside, at any time from the first file to the last, while a reader reads."""
     reference, _ = whole
     lost, wrong, looks, cases = [], [], 0, 50
     for number in range(cases):
@@ -114,10 +114,10 @@ def test_killed_at_chance_moments_while_somebody_reads(victims, whole, tmp_path)
             wrong.append(problem)
         stop.touch()
         victims.wait(reader)
-        told = json.loads(seen.read_text())
-        looks += told["looks"]
-        wrong += told["errors"]
-    note = f"{looks:,} looks of a reader meanwhile"
+        counted = json.loads(seen.read_text())
+        looks += counted["looks"]
+        wrong += counted["errors"]
+    note = f"{looks:,} reads meanwhile"
     record("kill -9 at any time, then --resume", cases, len(lost), len(wrong), COMMAND, note)
     assert not lost and not wrong, (lost, wrong)
     assert looks > cases
@@ -127,7 +127,7 @@ SEEDS = ("run", "linear-icl", "--seeds", "3", "--set", "steps=40", "--name", "r"
 
 
 def test_an_ensemble_killed(victims, tmp_path):
-    """Three seeds trained as one, killed at chance changes on the disk and in chance steps."""
+    """Three vectorized seeds, killed at random changes on the disk and in random steps."""
     runs = tmp_path / "whole"
     plan = Plan(runs)
     assert victims.call(command, [*SEEDS, runs], runs, plan) == 0, said(runs)

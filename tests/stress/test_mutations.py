@@ -1,4 +1,4 @@
-"""Two thousand damaged and foreign files, each through all that reads it: the same content, or a line why not.
+"""Two thousand damaged and untrusted files, each read by all of its readers: the same content, or a one-line error.
 
 Each case follows from its kind and number: `CASE=17 pytest tests/stress/test_mutations.py -k manifest` is that one,
 and `EVERY=10` takes one in ten.
@@ -20,7 +20,7 @@ import pytest
 from kit import oracles
 from kit.chance import chance
 from kit.mutations import ANY, STATEMENTS, Mutation, one_header, one_statement, page_over_page, rewritten
-from kit.readers import SAME, TOLD, Reader, judge, make_world, read, readers_of_file, readers_of_run
+from kit.readers import REPORTED, SAME, Reader, judge, make_world, read, readers_of_file, readers_of_run
 from kit.tasks import Decay, Regression, Repeats
 from stagelens.base.documents import CHECKSUM, save_sealed
 from stress.table import record
@@ -57,7 +57,7 @@ def by(mutations: Sequence[Mutation], *files: str) -> Damage:
 
 
 def swapped(world: Path, rng: random.Random) -> str:
-    """A whole file of ours in the place of another: of another step, run, or kind."""
+    """Replaces a file by a valid one of another step, run, or kind."""
     files = [file for run in ("runs/ended", "runs/flow", "aside/attending") for file in (world / run).rglob("*.*")]
     ours = [file for file in files if file.suffix in (".json", ".sqlite", ".safetensors")]
     kinds = ("run.json", "timeline.sqlite", "checkpoints/*.safetensors")
@@ -70,7 +70,7 @@ def swapped(world: Path, rng: random.Random) -> str:
 
 
 def sealed_anew(world: Path, rng: random.Random) -> str:
-    """A manifest that says something else, with the right checksum: a stranger can make one."""
+    """Forges a manifest with other content and the right checksum, as an attacker can."""
     path = world / "runs/ended/run.json"
     while True:
         try:
@@ -92,8 +92,8 @@ KINDS = {
         by((*ANY, *[rewritten] * 8), "runs/ended/run.json"),
         readers_of_run("ended", Regression, (None, 17)),
     ),
-    "stranger": Kind(
-        "a manifest or timeline made up by a stranger, its checksums right",
+    "forged": Kind(
+        "a forged manifest or timeline with right checksums",
         250,
         "runs/ended",
         lambda world, rng: rng.choice((sealed_anew, oracles.made_up_timeline))(world, rng),
@@ -157,7 +157,7 @@ KINDS = {
 
 @pytest.fixture(scope="module")
 def worlds(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, Path]]:
-    """The whole specimens, and a copy to damage, in which the tests stand."""
+    """The undamaged specimens, and a copy to damage, which is the current directory."""
     whole, world = tmp_path_factory.mktemp("whole") / "world", tmp_path_factory.mktemp("work") / "world"
     before = Path.cwd()
     whole.mkdir()
@@ -169,7 +169,7 @@ def worlds(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, Pat
 
 
 @pytest.mark.parametrize("name", KINDS)
-def test_a_damaged_file_is_told_or_does_no_harm(name: str, worlds: tuple[Path, Path]) -> None:
+def test_a_damaged_file_is_reported_or_does_no_harm(name: str, worlds: tuple[Path, Path]) -> None:
     kind, (whole, world) = KINDS[name], worlds
     contents = {}
     for reader, use in kind.readers.items():
@@ -182,12 +182,12 @@ def test_a_damaged_file_is_told_or_does_no_harm(name: str, worlds: tuple[Path, P
         put_back(kind, whole, world)
         how = kind.damage(world, chance(name, number))
         found = {reader: judge(use, contents[reader] if kind.strict else None) for reader, use in kind.readers.items()}
-        faults = {reader: verdict for reader, verdict in found.items() if verdict not in (SAME, TOLD)}
-        verdicts["wrong" if faults else TOLD if TOLD in found.values() else SAME] += 1
+        faults = {reader: verdict for reader, verdict in found.items() if verdict not in (SAME, REPORTED)}
+        verdicts["wrong" if faults else REPORTED if REPORTED in found.values() else SAME] += 1
         wrong += [f"{name} {number} ({how}), {reader}: {verdict}" for reader, verdict in faults.items()]
     put_back(kind, whole, world)
     if only is None:
-        note = f"{verdicts[TOLD]} told in one line, {verdicts[SAME]} read as they were; readers: {len(kind.readers)}"
+        note = f"{verdicts[REPORTED]} reported in one line, {verdicts[SAME]} unchanged; readers: {len(kind.readers)}"
         cut = f"EVERY={every} " if every > 1 else ""
         command = f"{cut}pytest tests/stress/test_mutations.py -k {name}"
         record(kind.fault, verdicts.total(), 0, verdicts["wrong"], command, note)

@@ -1,4 +1,4 @@
-"""Plugins that misbehave: found, named, and the run goes on or stops as docs/reliability.md says."""
+"""Misbehaving plugins: they are named, and the run continues or stops as docs/reliability.md says."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ SEEDS = 5
 
 
 def run(victims, runs: Path, task: str, *words: object, plugins: tuple[Path, ...] = (), **limits: float):
-    """Runs `task` on the command line; returns the exit code, what was said on stderr, and the run."""
-    told = [word for place in (PLUGIN, *plugins) for word in ("--plugin-dir", place)]
+    """Runs `task` on the command line; returns the exit code, stderr, and the run."""
+    loaded = [word for place in (PLUGIN, *plugins) for word in ("--plugin-dir", place)]
     out = runs.with_name(f"{runs.name}-said")
-    words = (*told, "run", task, *words, "--runs", runs, "--name", "r")
+    words = (*loaded, "run", task, *words, "--runs", runs, "--name", "r")
     code = victims.call(command, words, out, None, Told({name: str(value) for name, value in limits.items()}))
     return code, said(out), sl.load(runs / "r")
 
 
 def same_but_for(probe: str, one: sl.Run, whole: sl.Run) -> bool:
-    """Whether the runs have the same weights and the same numbers, those of `probe` aside."""
+    """Returns True if the runs have the same weights and the same numbers, except those of `probe`."""
     names = [name for name in one.timeline if not name.startswith(f"{probe}/")]
     assert_same_weights(weights(one), weights(whole))
     return names == list(whole.timeline) and all(
@@ -35,7 +35,7 @@ def same_but_for(probe: str, one: sl.Run, whole: sl.Run) -> bool:
     )
 
 
-KINDS = {  # what the fault is called, the probes that do it, what is said, whether the run goes on
+KINDS = {  # the name of the fault, the probes that cause it, the message, and whether the run continues
     "a probe that raises, or exits": (
         {"raises": "RuntimeError: out of tune", "raises_in_hook": "AttributeError", "exits": "it called sys.exit(7)"},
         True,
@@ -68,7 +68,7 @@ def test_every_bad_probe_is_in_the_table():
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_probe_that_misbehaves(kind, victims, tmp_path):
-    probes, goes_on = KINDS[kind]
+    probes, continues = KINDS[kind]
     wrong, lost, tried = [], [], 0
     limits = {"STAGELENS_TIME_LIMIT": 0.3, "STAGELENS_MEMORY_LIMIT": 40}
     for seed in range(SEEDS):
@@ -77,16 +77,16 @@ def test_a_probe_that_misbehaves(kind, victims, tmp_path):
             tried += 1
             words = ("--seed", seed, "--probes", f"{probe},weight_norms")
             code, err, done = run(victims, tmp_path / f"{seed}-{probe}", "small/regression", *words, **limits)
-            named = done.manifest.problems.get(probe, "") if goes_on else done.manifest.error
+            named = done.manifest.problems.get(probe, "") if continues else done.manifest.error
             if probe not in named or message not in named or "Traceback" in err:
                 wrong.append(f"{probe}: {named!r} {err}")
-            if goes_on and (code != 0 or done.status != "finished" or not same_but_for(probe, done, whole)):
+            if continues and (code != 0 or done.status != "finished" or not same_but_for(probe, done, whole)):
                 lost.append(f"{probe}: {code} {done.status} {err}")
-            if not goes_on and (code != 1 or done.status != "failed" or not is_one_line(err)):
+            if not continues and (code != 1 or done.status != "failed" or not is_one_line(err)):
                 wrong.append(f"{probe}: {code} {done.status} {err}")
-            if not goes_on and done.checkpoints[-1] < 4:
+            if not continues and done.checkpoints[-1] < 4:
                 lost.append(f"{probe}: {done.checkpoints}")
-    record(kind, tried, len(lost), len(wrong), COMMAND, "goes on without it" if goes_on else "stops")
+    record(kind, tried, len(lost), len(wrong), COMMAND, "continues without it" if continues else "stops")
     assert not lost and not wrong, (lost, wrong)
 
 
@@ -129,7 +129,7 @@ def {hook}:
 
 @pytest.mark.parametrize(("act", "message"), [("1 / 0", "ZeroDivisionError"), ("time.sleep(3600)", "TimeoutError")])
 def test_an_observer_that_raises_or_hangs(act, message, victims, tmp_path):
-    """The run stops, the plugin is named, and without the plugin it goes on."""
+    """The run stops, the plugin is named, and without the plugin the run resumes."""
     _, _, whole = run(victims, tmp_path / "whole", "small/regression")
     lost, wrong, tried = [], [], 0
     for hook in HOOKS:
@@ -150,7 +150,7 @@ def test_an_observer_that_raises_or_hangs(act, message, victims, tmp_path):
             wrong.append(f"{hook}: {problem}")
     how = "raises" if message == "ZeroDivisionError" else "hangs"
     record(
-        f"a plugin that {how} while it is told of a run",
+        f"a plugin whose hook {how}",
         tried,
         len(lost),
         len(wrong),

@@ -1,4 +1,4 @@
-"""Two hundred runs in one process and one folder: memory, open files and the catalogue stay as they were."""
+"""Two hundred runs in one process and one directory: memory, open files and the time of the catalogue do not grow."""
 
 from __future__ import annotations
 
@@ -57,8 +57,8 @@ def test_memory_and_open_files_stay_flat(tmp_path):
     per_run = {count: seconds / count * 1e3 for count, seconds in looks.items()}
     listing, nothing = best(lambda: listed(tmp_path)), best(lambda: listed(tmp_path / "nowhere"))
     note = f"memory {1024 * slope:+.1f} KiB a run, open files {opened:+d}; `stagelens runs` {listing:.2f} s, "
-    note += f"{nothing:.2f} s where there are none"
+    note += f"{nothing:.2f} s without runs"
     flat = slope < 0.1 and opened == 0
     quick = per_run[RUNS] < 2 * per_run[RUNS // 4] and listing < nothing + 1.0
-    record(f"{RUNS} runs in one process and one folder", RUNS, lost, int(not flat) + int(not quick), COMMAND, note)
+    record(f"{RUNS} runs in one process and one directory", RUNS, lost, int(not flat) + int(not quick), COMMAND, note)
     assert lost == 0 and flat and quick, (note, memory[::20], per_run)

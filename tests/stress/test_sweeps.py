@@ -1,4 +1,4 @@
-"""Sweeps whose workers are killed, and sweeps that are killed themselves: the next call goes on, to the same runs."""
+"""Sweeps whose workers are killed, and sweeps that are killed themselves: the next call resumes to the same runs."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def whole(tmp_path_factory):
 
 
 def compared(points: Path, whole: dict[str, sl.Run], stopped: bool = False) -> tuple[list[str], list[str]]:
-    """What is lost, and what is wrong, of the sweep's runs, whose workers were killed or `stopped`."""
+    """Returns what is lost and what is wrong of the sweep's runs, whose workers were killed or `stopped`."""
     lost = [name for name in whole if not (points / name / "run.json").exists()]
     there = {name: sl.load(points / name) for name in whole if name not in lost}
     found = {name: difference(run, whole[name], stopped) or leavings(run.folder) for name, run in there.items()}

@@ -92,7 +92,7 @@ def test_local_workers_are_pinned_to_gpus_in_turn(monkeypatch, device, count, vi
 
 
 def test_each_local_worker_sees_its_own_gpu(tmp_path, monkeypatch) -> None:
-    """Two workers of a machine that is said to have two GPUs; each writes the ones that its process sees to a file.
+    """Two workers on a machine with two faked GPUs; each writes the GPUs that its process sees to a file.
 
     Each of the two points waits for the other, so each worker does one.
     """
@@ -127,7 +127,7 @@ def test_a_point_that_kills_every_worker_fails_and_the_others_do_not(tmp_path, m
     assert values(sweep(tmp_path / "runs", {"T": [1, 2, 4]}, settings=mortal(0) | {"deaths": 2}))
 
 
-def test_a_script_without_a_main_guard_is_told_what_to_write(tmp_path) -> None:
+def test_a_script_without_a_main_guard_gets_the_line_to_write(tmp_path) -> None:
     script = tmp_path / "script.py"
     script.write_text(
         f"import sys; sys.path.insert(0, {str(TESTS)!r})\n"
@@ -138,7 +138,7 @@ def test_a_script_without_a_main_guard_is_told_what_to_write(tmp_path) -> None:
     assert "EnvironmentFault: a worker could not start" in done.stderr
 
 
-def test_ctrl_c_stops_cleanly_and_the_next_call_goes_on(tmp_path) -> None:
+def test_ctrl_c_stops_cleanly_and_the_next_call_continues(tmp_path) -> None:
     command = [
         *STAGELENS,
         "--plugin-dir",
@@ -160,9 +160,7 @@ def test_ctrl_c_stops_cleanly_and_the_next_call_goes_on(tmp_path) -> None:
         "--fit",
         "T",
     ]
-    heard = partial(
-        signal.signal, signal.SIGINT, signal.SIG_DFL
-    )  # a job in a shell's background inherits deafness to it
+    heard = partial(signal.signal, signal.SIGINT, signal.SIG_DFL)  # a background job of a shell ignores it
     first = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, start_new_session=True, preexec_fn=heard)
     points = tmp_path / "points"
     deadline = time.monotonic() + 120

@@ -1,4 +1,4 @@
-"""Grids: what each way of writing one means, and one line for what none means."""
+"""Grids: every way to write one, and a one-line error for what is not a grid."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def points(given: Any) -> list[dict[str, str]]:
         ("T=5:1:-2", ["5", "3", "1"]),
         ("lr=0.1:0.5:0.1", ["0.1", "0.2", "0.3", "0.4", "0.5"]),
         ("lr=log:0.01:1:3", ["0.01", "0.1", "1"]),
-        ("T=log:10:1000:5", ["10", "32", "100", "316", "1000"]),  # whole numbers for a key of whole numbers
+        ("T=log:10:1000:5", ["10", "32", "100", "316", "1000"]),  # integers for a key that takes integers
         ("T=log:1:3:5", ["1", "2", "3"]),  # each once
         ("lr=log:1e-300:1e300:3", ["1e-300", "1", "1e+300"]),  # whose ratio is no number
         ("spectrum=power:1,flat", ["power:1", "flat"]),
@@ -108,7 +108,7 @@ def test_yaml_is_read_safely(tmp_path) -> None:
         ("T", "give k=a,b,c"),
     ],
 )
-def test_what_is_no_grid_is_told_in_one_line(given: Any, word: str, tmp_path, monkeypatch) -> None:
+def test_what_is_no_grid_is_reported_in_one_line(given: Any, word: str, tmp_path, monkeypatch) -> None:
     monkeypatch.chdir(tmp_path)
     with pytest.raises(UsageError, match=word) as told:
         make_grid(given, Sizes)

@@ -1,4 +1,4 @@
-"""Laws: known powers come back, with intervals that cover them; what cannot be fitted is told in one line."""
+"""Power-law fits: known exponents are found, with intervals that cover them; impossible fits raise one line."""
 
 from __future__ import annotations
 
@@ -172,7 +172,7 @@ def test_to_dict_has_the_promised_keys() -> None:
         ({"x": [1.0, 2.0]}, [1.0, 2.0, 3.0], "column 'x' has 2 entries, the values 3"),
     ],
 )
-def test_what_cannot_be_fitted_is_told_in_one_line(
+def test_what_cannot_be_fitted_is_reported_in_one_line(
     columns: dict[str, list[float]], values: list[float], word: str
 ) -> None:
     with pytest.raises(UsageError, match=word) as told:
@@ -180,7 +180,7 @@ def test_what_cannot_be_fitted_is_told_in_one_line(
     assert "\n" not in str(told.value)
 
 
-def test_all_censored_says_so() -> None:
+def test_all_censored_is_reported() -> None:
     with pytest.raises(UsageError, match=r"0 points \(3 more are censored\)"):
         sl.fit_law({"x": [1.0, 2.0, 3.0]}, [1.0, 2.0, 3.0], censored=[True] * 3)
 

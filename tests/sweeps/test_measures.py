@@ -1,4 +1,4 @@
-"""Measures: the numbers of runs whose curves are known."""
+"""Sweep metrics of runs with known curves."""
 
 from __future__ import annotations
 
@@ -116,7 +116,7 @@ def test_stages_and_transitions_are_those_that_the_run_has(tmp_path) -> None:
         ("loss:stage0", "unknown moment"),
     ],
 )
-def test_a_text_that_names_no_measure_is_told_at_once(text: str, word: str) -> None:
+def test_a_text_that_names_no_measure_is_reported_at_once(text: str, word: str) -> None:
     with pytest.raises(UsageError, match=word):
         parse_measure(text)
 

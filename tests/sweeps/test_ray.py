@@ -1,4 +1,4 @@
-"""Sweeps on ray: the same runs as on this machine, and a clear word where there is no cluster."""
+"""Sweeps on ray: the same runs as with local workers, and a clear error if there is no cluster."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def test_what_a_point_requests() -> None:
 
 @pytest.mark.filterwarnings("ignore")
 def test_a_folder_that_a_node_does_not_see_is_not_shared(cluster, tmp_path, monkeypatch) -> None:
-    """The token is written where no worker looks: what a node without the mount sees."""
+    """The file is written where no worker can see it, as for a node without the mount."""
     import stagelens.sweeps.executors.on_ray as on_ray
 
     elsewhere = tmp_path / "elsewhere"
@@ -59,7 +59,7 @@ def test_a_folder_that_a_node_does_not_see_is_not_shared(cluster, tmp_path, monk
         on_ray._check_shared(pytest.importorskip("ray"), tmp_path)
 
 
-def test_a_wrong_token_is_told_at_once(cluster, monkeypatch) -> None:
+def test_a_wrong_token_is_reported_at_once(cluster, monkeypatch) -> None:
     from stagelens.sweeps.executors.on_ray import _reach
 
     if os.environ.get("RAY_AUTH_MODE") != "token":
@@ -69,7 +69,7 @@ def test_a_wrong_token_is_told_at_once(cluster, monkeypatch) -> None:
         _reach(pytest.importorskip("ray").get_runtime_context().gcs_address, 15.0)
 
 
-def test_an_address_where_nothing_listens_is_told_at_once(tmp_path) -> None:
+def test_an_address_where_nothing_listens_is_reported_at_once(tmp_path) -> None:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -78,7 +78,7 @@ def test_an_address_where_nothing_listens_is_told_at_once(tmp_path) -> None:
     assert "\n" not in str(told.value)
 
 
-def test_an_address_where_something_else_listens_is_told_in_time(tmp_path) -> None:
+def test_an_address_where_something_else_listens_is_reported_in_time(tmp_path) -> None:
     from stagelens.sweeps.executors.on_ray import _reach
 
     with socket.socket() as other:

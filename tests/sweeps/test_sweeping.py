@@ -1,4 +1,4 @@
-"""Sweeps: the points of a grid run once, a table of them, and the law that was put in."""
+"""Sweeps: each grid point runs once, the table has them all, and the fit finds the known power law."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def test_a_point_s_folder_is_named_by_its_content_whatever_the_grid_says(tmp_pat
     assert one[0].name != plan_sweep(Power, {"T": [3]}, settings={"d": 4}, runs=tmp_path).points[0].name
 
 
-def test_a_failed_point_is_told_with_its_reason_and_command_and_tried_again(tmp_path) -> None:
+def test_a_failed_point_is_reported_with_its_reason_and_command_and_tried_again(tmp_path) -> None:
     seen: list[Tally] = []
     swept = sweep(tmp_path, {"broken": ["false", "true"]}, watch=seen.append)
     assert (len(swept.done), len(swept.failed)) == (1, 1)
@@ -138,7 +138,7 @@ def test_a_point_without_a_value_has_the_reason_in_its_row(tmp_path) -> None:
     assert (sweep(tmp_path, {"T": [1, 2]}).table["reason"] == "").all()
 
 
-def test_a_measure_that_the_points_do_not_have_is_told_before_anything_runs(tmp_path) -> None:
+def test_a_measure_that_the_points_do_not_have_is_reported_before_anything_runs(tmp_path) -> None:
     sweep(tmp_path, {"T": [1]})
     here = Here()
     with pytest.raises(UsageError, match="unknown series 'lost'"):
@@ -156,7 +156,7 @@ def test_the_interval_is_over_grid_points_whose_seeds_count_once(tmp_path) -> No
     assert (exponent.low, exponent.high) == pytest.approx((known.low, known.high))
 
 
-def test_the_json_has_the_promised_keys_and_is_kept_beside_the_table(tmp_path) -> None:
+def test_the_json_has_the_promised_keys_and_is_stored_next_to_the_table(tmp_path) -> None:
     swept = sweep(tmp_path, GRID, fit="T,d")
     shape = json.loads((swept.folder / "sweep.json").read_text())
     assert {"points", "done", "failed", "table", "fit"} <= set(shape)
@@ -166,7 +166,7 @@ def test_the_json_has_the_promised_keys_and_is_kept_beside_the_table(tmp_path) -
     assert shape["table"][0]["T"] == 1
 
 
-def test_pictures_are_drawn_for_the_measure_the_law_and_its_residuals(tmp_path) -> None:
+def test_figures_are_drawn_for_the_measure_the_law_and_its_residuals(tmp_path) -> None:
     swept = sweep(tmp_path, GRID, fit="T,d")
     drawn = sorted(path.name for path in (swept.folder / "figures").iterdir())
     assert drawn == [f"{name}.{ending}" for name in ("law", "measure", "residuals") for ending in ("png", "svg")]
@@ -197,7 +197,7 @@ def test_compare_takes_a_sweep(tmp_path) -> None:
     assert len(sl.compare(swept.folder.name, folder=tmp_path).groups) == 2
 
 
-def test_the_seeds_of_a_point_are_trained_as_one_unless_told_otherwise(tmp_path) -> None:
+def test_the_seeds_of_a_point_are_vectorized_by_default(tmp_path) -> None:
     from kit.tasks import Regression
 
     options = {"grid": {"lr": [0.01, 0.02]}, "seeds": 3, "measures": "loss:final"}
@@ -243,7 +243,7 @@ def test_an_estimate_comes_from_finished_points_or_from_a_look_at_one(tmp_path, 
         ({"grid": {"T": [1]}, "probes": ["nothing"]}, "unknown probe 'nothing'"),
     ],
 )
-def test_mistakes_are_told_in_one_line_before_anything_runs(options, word, tmp_path) -> None:
+def test_mistakes_are_reported_in_one_line_before_anything_runs(options, word, tmp_path) -> None:
     with pytest.raises(UsageError, match=word) as told:
         sweep(tmp_path / "runs", **options)
     assert "\n" not in str(told.value)

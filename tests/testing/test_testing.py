@@ -1,4 +1,4 @@
-"""The checks for plugin authors find what they are for."""
+"""The checks for plugin authors find the mistakes that they are meant to find."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class DrawsGlobally(Regression):
 
 
 class CarriesSecretState(Regression):
-    """Its loss depends on how often it was asked, which no checkpoint knows."""
+    """Its loss depends on the number of calls, which no checkpoint stores."""
 
     calls = 0
 
@@ -147,7 +147,7 @@ class Writes(Wrong):
 
 
 class Forgets(Wrong):
-    """Another number each time it looks."""
+    """Returns another number at each measurement."""
 
     def readings(self, reduced, context):
         self.state["n"] = self.state.get("n", torch.zeros(())) + 1
@@ -223,7 +223,7 @@ class Honest(Forgetful):
         yield Omitted("forgotten", "this model has none")
 
 
-def test_a_probe_that_neither_gives_nor_omits_a_reading_is_told():
+def test_a_probe_that_neither_gives_nor_omits_a_reading_is_reported():
     with pytest.raises(AssertionError, match=r"neither gives nor omits \['forgetful/forgotten'\]"):
         check_probe(Forgetful)
     assert [reading.name for reading in check_probe(Honest)] == ["honest/given"]

@@ -38,7 +38,7 @@ def test_the_examples_of_the_docstrings_are_true(module):
         ([8, 2, 8, 2, 8], 5.0, {"lasting": True}, None),
         ([2, 2, 2, 2, 2], 5.0, {"lasting": True, "rising": False}, 0.0),
         ([8, 2, 8, 2, 1], 5.0, {"lasting": True, "after": 32}, 40.0),
-        ([8, np.nan, 2, 1, 0], 5.0, {}, 20.0),  # nobody knows when between 0 and 20
+        ([8, np.nan, 2, 1, 0], 5.0, {}, 20.0),  # it is unknown when between 0 and 20
         ([np.nan, 8, 2, 1, 0], 5.0, {}, 15.0),
         ([np.inf, 2, 2, 1, 0], 5.0, {}, 10.0),
         ([8, 2, 2, np.nan, np.nan], 5.0, {"lasting": True}, 5.0),

@@ -1,4 +1,4 @@
-"""Curves: layers, heads and positions are averaged, everything else stays apart and has a name that finds it again."""
+"""Curves: layers, heads and positions are averaged; every other element is a curve with a name that selects it."""
 
 from __future__ import annotations
 
@@ -185,7 +185,7 @@ def test_a_curve_is_named_by_its_series_and_elements(text, found) -> None:
     assert (name.series, name.place, name.is_mean) == (*found, False)
 
 
-def test_a_dim_or_label_that_is_not_there_is_told_with_those_that_are(tmp_path) -> None:
+def test_a_dim_or_label_that_is_not_there_is_reported_with_those_that_are(tmp_path) -> None:
     run = with_references(tmp_path)
     for text, word in (
         ("ref/kl[refrence=far]", "unknown dim 'refrence'.*reference"),

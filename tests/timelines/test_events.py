@@ -53,7 +53,7 @@ def test_the_half_rise_of_a_logistic_curve_is_its_middle():
     "values",
     [
         np.exp(-STEPS / 10.0),  # falls
-        np.ones(101),  # rests
+        np.ones(101),  # stays constant
         100 + STEPS / 100,  # rises by a hundredth
         np.sin(STEPS / 3.0),  # goes up and down
         np.full(101, np.nan),

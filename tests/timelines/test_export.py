@@ -88,7 +88,7 @@ WORDS = {
 
 @pytest.mark.parametrize("labels", WORDS.values(), ids=WORDS)
 def test_labels_are_read_back_from_every_format(labels, tmp_path):
-    """A series that goes through all of its labels, beside one with other labels and one with none."""
+    """A series that has all of its labels, one with other labels, and one without labels."""
     steps = range(len(labels) + 1)
     leaders = np.stack([[step % len(labels), (step + 1) % len(labels)] for step in steps]).astype(float)
 
@@ -175,7 +175,7 @@ def test_mistakes_of_an_export(done, tmp_path):
     assert not list(empty.folder.glob("timeline.*"))
 
 
-def test_netcdf_takes_steps_beyond_its_whole_numbers():
+def test_netcdf_takes_steps_beyond_its_integers():
     steps = [0, 2**31, 2**62]
     found = netcdf(Timeline([pack(step, [sl.Reading("loss", 1.0)]) for step in steps]))
     written = xarray.open_dataset(found.to_netcdf(engine="scipy"), engine="scipy")

@@ -97,7 +97,7 @@ def test_alignment_reads_the_steady_reading_and_older_runs_the_other():
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_a_run_in_which_nothing_forms_says_so(seed):
+def test_a_run_in_which_nothing_forms_is_reported(seed):
     noise = 0.1 + 0.02 * np.random.default_rng(seed).normal(size=(len(STEPS), 2, 3))
     series = {f"{one.probe}/{one.readings[0]}": (noise, HEADS) for one in HEADLINES if one is not SPECIALIZATION}
     found = what_formed(timeline(STEPS, series))

@@ -20,7 +20,7 @@ KL = "kl_to_references/kl"
         ([0, 0, 0, 1, 1, 1, 0, 1, 1, 1], [0, 0, 0, 1, 1, 1, 1, 1, 1, 1]),  # a visit back
         ([2, 0, 0, 0, 1, 1, 1], [0, 0, 0, 0, 1, 1, 1]),  # a first label that does not last
         ([0, 0, 0, 1, 2, 1, 2, 2, 2], [0, 0, 0, 0, 0, 0, 2, 2, 2]),
-        ([0, 0, 0, 1], [0, 0, 0, 1]),  # nobody knows how long the last one lasts
+        ([0, 0, 0, 1], [0, 0, 0, 1]),  # it is unknown how long the last one lasts
         ([0, np.nan, 0, 0, 1, np.nan, 1, 1], [0, np.nan, 0, 0, 1, np.nan, 1, 1]),
         ([np.nan, np.nan], [np.nan, np.nan]),
         ([], []),

@@ -22,7 +22,7 @@ STEPS = [20, 0, 10]
 TIMELINE = Timeline([pack(step, readings(step)) for step in STEPS], {"run": "r", "seed": 3})
 
 
-def test_steps_are_sorted_whole_numbers():
+def test_steps_are_sorted_integers():
     assert TIMELINE.steps.tolist() == [0, 10, 20] and TIMELINE.steps.dtype == np.int64
     assert Timeline([pack(0.5, []), pack(1, [])]).steps.tolist() == [0.5, 1.0]
 

@@ -1,4 +1,4 @@
-"""Ensembles: the same numbers as the seeds alone, in ordinary runs; and one by one where that cannot be."""
+"""Ensembles: the same numbers as single seeds, in ordinary runs; seeds that cannot be vectorized run one by one."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ class Double(Regression):
 
 
 class OwnTarget(Double):
-    """Its loss knows the seed: a stack of its models cannot."""
+    """Its loss depends on the seed, so its seeds cannot be vectorized."""
 
     id = "small/own-target"
 
@@ -102,7 +102,7 @@ class ByShape(Double):
 
 
 class Branching(Double):
-    """Looks at its numbers to decide what to do, which a vectorized loss cannot."""
+    """Branches on values, which a vectorized loss cannot."""
 
     id = "small/branching"
 
@@ -151,7 +151,7 @@ def test_members_see_the_data_of_their_own_seed() -> None:
         assert torch.equal(leaves[1][index], y)
 
 
-def test_an_ensemble_that_crashed_goes_on_bit_for_bit(tmp_path) -> None:
+def test_an_ensemble_that_crashed_continues_bit_for_bit(tmp_path) -> None:
     settings = {"optimizer": "adam", "rate": "cosine", "parts": True}
     whole = ensemble(Double, tmp_path / "whole", settings=settings)
     with pytest.raises(Crash):
@@ -163,7 +163,7 @@ def test_an_ensemble_that_crashed_goes_on_bit_for_bit(tmp_path) -> None:
         assert_same_run(one, other)
 
 
-def test_a_member_can_go_on_alone(tmp_path) -> None:
+def test_a_member_can_continue_alone(tmp_path) -> None:
     with pytest.raises(Crash):
         ensemble(Double, tmp_path, host=host_with(CrashAt(20)))
     member = run(Double, tmp_path, seed=1, resume=True)

@@ -1,4 +1,4 @@
-"""Faults of machines and plugins, a few of each; `make stress` has them by the hundred."""
+"""Faults of disks, clocks, processes and plugins, a few of each; `make stress` has hundreds."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ pytestmark = pytest.mark.slow
 
 @pytest.fixture(scope="module")
 def whole(victims, tmp_path_factory):
-    """The run that nothing happens to, and every change that it makes on the disk."""
+    """The undisturbed run, and every change that it makes on the disk."""
     runs = tmp_path_factory.mktemp("whole") / "runs"
     plan = Plan(runs)
     assert victims.call(train, runs, plan) == 0
@@ -77,7 +77,7 @@ def test_killed_at_a_change_on_the_disk_and_resumed_it_is_the_same(part, victims
     ],
     ids=str,
 )
-def test_killed_and_resumed_it_is_the_same_and_nobody_saw_it_broken(at, victims, whole, tmp_path):
+def test_killed_and_resumed_it_is_the_same_and_no_reader_saw_it_broken(at, victims, whole, tmp_path):
     runs, stop, seen = (tmp_path / name for name in ("runs", "stop", "seen"))
     runs.mkdir()
     reader = victims.start(watch, runs / "r", whole[0].folder, stop, seen)
@@ -163,7 +163,7 @@ def test_a_disk_that_is_full_at_any_change_loses_nothing_that_was_measured(victi
         ("rename /r/run.json", errno.EACCES),
     ],
 )
-def test_a_disk_that_fails_is_one_line_and_the_run_goes_on_later(part, error, victims, whole, tmp_path):
+def test_a_disk_that_fails_is_one_line_and_the_run_continues_later(part, error, victims, whole, tmp_path):
     reference, changes = whole
     runs = tmp_path / "runs"
     plan = Plan(runs, the(changes, part, len([c for c in changes if part in c]) // 2), error, lasting=True)
@@ -205,7 +205,7 @@ def recorder_of(*probes, task=Regression, settings=()):
 
 
 @pytest.mark.parametrize("probe", [one for one in PROBES if not issubclass(one, Changes | ChangesData | ChangesInHook)])
-def test_a_probe_that_misbehaves_is_named_and_the_rest_goes_on(probe, monkeypatch):
+def test_a_probe_that_misbehaves_is_named_and_the_others_continue(probe, monkeypatch):
     monkeypatch.setenv(TIME_LIMIT, "0.1")
     monkeypatch.setenv(MEMORY_LIMIT, "40")
     recorder, alone = recorder_of(probe), recorder_of()
@@ -312,7 +312,7 @@ def test_a_limit_that_is_no_number_is_a_mistake(monkeypatch):
         recorder_of(Loops)
 
 
-def test_somebody_elses_alarm_is_left_as_found():
+def test_an_existing_alarm_is_left_as_found():
     rung = []
     before = signal.signal(signal.SIGALRM, lambda *_: rung.append(1))
     signal.setitimer(signal.ITIMER_REAL, 0.05)

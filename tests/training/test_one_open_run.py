@@ -1,4 +1,4 @@
-"""From the end of training to the report there is one open run: its timeline is read once, its stages found once."""
+"""From the end of training to the report one `Run` is open: its timeline is read once, its stages are found once."""
 
 from __future__ import annotations
 

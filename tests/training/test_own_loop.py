@@ -1,4 +1,4 @@
-"""A run that a training loop of one's own writes: complete at every moment, and like every other run afterwards."""
+"""A run that a user's own training loop writes: readable at every moment, and like every other run afterwards."""
 
 from __future__ import annotations
 

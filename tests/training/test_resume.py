@@ -1,4 +1,4 @@
-"""A run that was stopped, however it was stopped, goes on as if it had not been."""
+"""A stopped run resumes to the same numbers as an uninterrupted one, however it was stopped."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ from stagelens.timelines import pack
 
 
 class Plateau(Repeats):
-    """Dropout, Adam, clipping, a fixed training set, and a rate that is cut where the loss rests."""
+    """Dropout, Adam, clipping, a fixed training set, and a rate that is reduced on plateaus of the loss."""
 
     id = "small/plateau"
 
@@ -208,7 +208,7 @@ def processes():
 
 @pytest.fixture(scope="module")
 def uninterrupted(tmp_path_factory):
-    """The run that was left alone, made by the command line."""
+    """The undisturbed run, made by the command line."""
     folder = tmp_path_factory.mktemp("uninterrupted")
     done = subprocess.run([*STAGELENS, *WORDS, "--runs", folder, "--json"], capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr

@@ -1,4 +1,4 @@
-"""Runs on disk: where they go, who may write them, and the model as it was at any step."""
+"""Runs on disk: their directory, their lock, and the model as it was at any step."""
 
 from __future__ import annotations
 
@@ -112,7 +112,7 @@ def test_a_run_that_lost_its_manifest_is_not_taken_for_a_new_one(tmp_path):
         run(Regression, tmp_path, name="mine", seed=7)
 
 
-def test_a_file_in_place_of_the_runs_folder_is_the_machines_fault(tmp_path):
+def test_a_file_in_place_of_the_runs_directory_is_an_environment_error(tmp_path):
     (tmp_path / "runs").write_text("")
     for resume in (False, True):
         with pytest.raises(EnvironmentFault, match=r"cannot make .*give another directory with --runs"):
@@ -136,7 +136,7 @@ def test_a_run_whose_writer_died_is_interrupted_and_one_that_lives_is_running(tm
         assert sl.load(done.folder).status == "running"
 
 
-def test_what_is_no_run_says_so(tmp_path):
+def test_what_is_no_run_is_refused(tmp_path):
     run(Regression, tmp_path / "runs", name="alpha")
     (tmp_path / "folder").mkdir()
     with pytest.raises(UsageError, match=r"is not a run: it has no run.json"):
@@ -198,7 +198,7 @@ def test_settings_may_be_a_mapping_or_words(tmp_path):
     assert one.manifest.settings == {"steps": 3, "lr": 0.5}
 
 
-# Faults of the disk
+# Errors of the disk
 
 
 def mounted(folder, options):
@@ -217,7 +217,7 @@ def disk(tmp_path):
     subprocess.run(["umount", "-l", str(folder)], check=True)
 
 
-def test_a_full_disk_is_told_and_the_run_goes_on_when_there_is_room(disk, tmp_path):
+def test_a_full_disk_is_reported_and_the_run_continues_when_there_is_room(disk, tmp_path):
     whole = run(Regression, tmp_path / "whole", settings={"steps": 400})
     ballast = disk / "ballast"
     ballast.write_bytes(b"\0" * 200_000)
@@ -253,7 +253,7 @@ class Often(Regression):
         return sl.Schedule(log=4, even=400)
 
 
-def test_a_file_that_may_not_grow_is_told(tmp_path):
+def test_a_file_that_may_not_grow_is_reported(tmp_path):
     """The same fault without a mount: for a while, files may not grow beyond 40 kB."""
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (40_000, before[1]))

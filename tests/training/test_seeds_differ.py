@@ -1,4 +1,4 @@
-"""Seeds trained together keep what is their own: checkpoints, padding, batches in reused tensors, metrics."""
+"""Vectorized seeds have their own checkpoints, padding, batches in reused tensors, and metrics."""
 
 from __future__ import annotations
 
@@ -199,7 +199,7 @@ def test_a_training_set_in_a_reused_tensor_is_not_overwritten() -> None:
     assert torch.equal(batches(0)[0], before)
 
 
-# What the task says of each seed.
+# Metrics and directions of each seed.
 
 
 class Largest(sl.Probe):

@@ -1,4 +1,4 @@
-"""Seeds trained together have the numbers of seeds trained alone: every task, every optimizer, one to three heads."""
+"""Vectorized seeds have the numbers of seeds trained alone: every task, every optimizer, one to three heads."""
 
 from __future__ import annotations
 
@@ -457,8 +457,8 @@ def test_the_comparison_leaves_members_and_random_states_as_they_were() -> None:
             assert torch.equal(one, two)
 
 
-def test_scalar_parameters_go_on_from_a_checkpoint() -> None:
-    """What an optimizer keeps of a whole parameter has the shape of a scalar parameter, and is not of each number."""
+def test_scalar_parameters_continue_from_a_checkpoint() -> None:
+    """What an optimizer stores once per parameter has the shape of a scalar parameter, but is not one per number."""
     rich = registered()["rich/toy"]
     config = make_config(rich.Config, rich.presets, "quick", ["batch_size=4", "L=6", "first_steps=0", "clip=0.5"])
     for optimizer in (torch.optim.NAdam, torch.optim.ASGD):

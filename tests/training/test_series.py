@@ -129,13 +129,13 @@ def test_folders_named_by_step_are_a_series_too(tmp_path: Path) -> None:
     assert list(find_series([tmp_path]).files) == [10, 20]
 
 
-def test_identical_weights_are_told_with_their_files(saved: Path, tmp_path: Path) -> None:
+def test_identical_weights_are_reported_with_their_files(saved: Path, tmp_path: Path) -> None:
     save_file(weights(seed=100), saved / "step_200.safetensors")
     (warning,) = probed(saved, tmp_path).manifest.warnings
     assert "step_100.safetensors and" in warning and "step_200.safetensors hold identical weights" in warning
 
 
-def test_a_missing_step_and_a_wrong_order_are_told(saved: Path) -> None:
+def test_a_missing_step_and_a_wrong_order_are_reported(saved: Path) -> None:
     for step in (400, 500, 700):
         save_file(weights(step), saved / f"step_{step}.safetensors")
     (warning,) = find_series([saved]).warnings

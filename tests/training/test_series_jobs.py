@@ -73,7 +73,7 @@ def test_a_worker_that_dies_is_one_line_and_what_was_measured_stays(tmp_path: Pa
     run = sl.load(tmp_path / "runs" / "probe-saved")
     assert run.status == "interrupted" and run.timeline.steps.tolist() == [0]
     with held(run.folder):
-        pass  # nobody writes it any more
+        pass  # no process writes it any more
 
 
 def test_states_arrive_in_another_process_as_they_were() -> None:

@@ -1,4 +1,4 @@
-"""The recorders of an ensemble looking as one: what each would see alone, and one by one where that cannot be."""
+"""The recorders of an ensemble in one vectorized pass: the numbers of single passes, and single passes if it fails."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ class Branching(Largest):
 
 
 class Counting(Largest):
-    """Keeps what it carries on where nobody looks for it."""
+    """Stores its state outside of `self.state`."""
 
     name = "counting"
     count = 0

@@ -73,11 +73,11 @@ class SymmetricEnd(Claim):
 
 
 class Deviations(Claim):
-    """Theorem 2 bounds the deviation, and so gives the shortest time until heads part: log(1/eps)/c, where the paper
+    """Theorem 2 bounds the deviation, and so the shortest time until heads separate: log(1/eps)/c, where the paper
     prints 1/(-c log eps). Its constant c depends on H and G alone. Here c is the largest norm of the flow's Jacobian on
     the path of identical heads, so it is known without any run. How long heads stay together beyond that time is not
     in the theorem and is reported. They part at the rate m_2 s_2, and attention s_2 to the second position falls like
-    t^(-1/2) while all heads attend to the first. So the deviation grows like exp(const sqrt(t)), and the heads part
+    t^(-1/2) while all heads attend to the first. So the deviation grows like exp(const sqrt(t)), and the heads separate
     after a time like log(1/eps)^2, unless eps is so large that they part before.
     """
 

@@ -1,7 +1,7 @@
-"""Trying command lines: the folder that they see, a call in this process or in another, and what is wrong with it.
+"""Calls command lines in a prepared directory, in this process or in another, and judges how they end.
 
-What must hold of every command line: it ends in time, with a documented exit code and no traceback; a mistake is one
-line on stderr; there are no warnings of libraries; with `--json`, stdout is one JSON document.
+Every command line must end in time, with a documented exit code and no traceback. A mistake is one line on stderr, and
+libraries print no warnings. With `--json`, stdout is one JSON document.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ KIT = Path(__file__).parents[1]
 STAGELENS = [sys.executable, "-c", "from stagelens.cli import main; main()"]
 LIMIT = 20.0  # seconds that a call in this process may take
 MEMORY = 2 * 2**30  # bytes that a call may take beyond what is in use
-DOCUMENTED = {0, 1, 2, 3}  # 1: something that was asked for failed; 2: a mistake; 3: the machine's fault
+DOCUMENTED = {0, 1, 2, 3}  # 1: the command failed; 2: a usage error; 3: an environment error
 INSTEAD = {"-h", "--help", "--version", "--show-completion"}  # they end the command line before its command
 TABLED = {"doctor", "verify", "sweep"}  # what failed is in their tables, so that exit code 1 needs no line of its own
 
 
 @dataclass(frozen=True)
 class Ended:
-    """How a call ended. `raised` is a traceback, where it has one; `code` is None where it had to be stopped."""
+    """How a call ended. `raised` is a traceback if there is one; `code` is None if the call had to be stopped."""
 
     code: int | None
     out: str
@@ -45,11 +45,11 @@ class Ended:
 
 
 class TooLong(BaseException):
-    """Raised in a call that takes too long."""
+    """Raised if a call takes too long."""
 
 
 def make_world(folder: Path) -> None:
-    """What the command lines find where they are called: runs, curves, grids, checkpoints, plugins, and odd paths."""
+    """A directory for command lines: runs, curves, grids, checkpoints, plugins, and unusual paths."""
     import torch
     from safetensors.torch import save_file
 
@@ -137,7 +137,7 @@ def call_alone(words: Sequence[str], folder: Path, limit: float = 60.0) -> Ended
 
 
 def fault_of(words: Sequence[str], ended: Ended) -> str:
-    """What is wrong with how a call ended, in a line; empty where nothing is."""
+    """Returns one line about what is wrong with how a call ended; empty if nothing is."""
     if ended.raised:
         return "traceback: " + [x for x in ended.raised.splitlines() if x[:1].strip()][-1]
     if ended.code not in DOCUMENTED:
@@ -177,7 +177,7 @@ def _not_json(text: str) -> str:
 
 @contextlib.contextmanager
 def _streams() -> Iterator[Any]:
-    """stdout and stderr into files, also what libraries write there below Python; yields a function that reads them."""
+    """Redirects stdout and stderr to files, also below Python; yields a function that reads them."""
     kept, before = [os.dup(1), os.dup(2)], (sys.stdout, sys.stderr)
     with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
         files = (out, err)
@@ -213,7 +213,7 @@ def _as_outside() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _held(extra: int) -> Iterator[None]:
-    """Holds this process to the memory that it has and `extra` more, so that a test cannot take the machine's."""
+    """Limits this process to its present memory and `extra` more, so that a test cannot use up the machine's."""
     soft, hard = resource.getrlimit(resource.RLIMIT_DATA)
     pages = int(Path("/proc/self/statm").read_text().split()[5])
     resource.setrlimit(resource.RLIMIT_DATA, (pages * resource.getpagesize() + extra, hard))

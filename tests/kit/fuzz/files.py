@@ -1,4 +1,4 @@
-"""Files for the fuzzer: curves as csv and grids as yaml, whole, bent and broken."""
+"""Files for the fuzzer: curves as csv and grids as yaml, valid and damaged."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ CELLS = [
 
 
 def csv_text(rng: random.Random) -> bytes:
-    """A curve of a few points, with something wrong in it more often than not."""
+    """Returns a csv of a few points, most often with something wrong in it."""
     rows = rng.choice([0, 1, 2, 3, 12, 60])
     width = rng.choice([1, 2, 2, 2, 2, 3, 5])
     mark = rng.choice([",", ",", ",", ";", "\t", "|", " "])
@@ -53,7 +53,7 @@ def csv_text(rng: random.Random) -> bytes:
 
 
 def yaml_text(rng: random.Random, keys: Sequence[str]) -> bytes:
-    """A grid over `keys`, or what might be taken for one."""
+    """Returns a yaml grid over `keys`, or something similar."""
     key, other = rng.choice(keys), rng.choice(keys)
     values = [
         "[1, 2]",

@@ -1,4 +1,4 @@
-"""Command lines to try: commands and options from the command line's own tree, values that are plausible or hostile.
+"""Random command lines: commands and options of the parser, with plausible or hostile values.
 
 A new command or option is tried without an edit here; one whose values have a meaning can be given plausible ones in
 `Words.meant`.
@@ -137,8 +137,8 @@ class Words:
 
     def __init__(self, seed: int, number: int, works: bool = True) -> None:
         self.rng = random.Random(f"{seed} {number}")
-        self.works = works  # else what would start real work is stopped by a mistake at its end
-        self.hostility = self.rng.choice([0.0, 0.05, 0.05, 0.3])  # part of the values that make no sense
+        self.works = works  # otherwise a mistake is added at the end, so that no real work starts
+        self.hostility = self.rng.choice([0.0, 0.05, 0.05, 0.3])  # fraction of the values that make no sense
         self.task = "emergence/flow"
 
     def line(self) -> list[str]:
@@ -159,7 +159,7 @@ class Words:
         return [*plugin, name, *words]
 
     def before(self) -> list[str]:
-        """Options that stand before the command."""
+        """Returns options that come before the command."""
         rng = self.rng
         if rng.random() < 0.93:
             return []
@@ -370,7 +370,7 @@ class Words:
         return rng.choice(names) + rng.choice(ends) + rng.choice(["", "", ":final", "@1e999%"])
 
     def tamed(self, command: str, words: list[str]) -> list[str]:
-        """`words` so that what they start ends soon: few steps, no claims but those made for it, mostly dry sweeps."""
+        """Returns `words` changed to end soon: few steps, only the tests' own claims, mostly dry runs of sweeps."""
         rng = self.rng
         if command in ("run", "sweep"):
             fields = config_of(self.task).model_fields

@@ -129,7 +129,7 @@ def test_with_a_training_set_loss_is_the_populations_and_train_loss_is_its_own(k
         measured = loss[1][list(loss[0]).index(step)]
         if kind is Separate:
             assert measured == pytest.approx(expected, rel=1e-9)
-        else:  # 4,000 sequences, and blocks beside those of Eq. 2
+        else:  # 4,000 sequences, and blocks in addition to those of Eq. 2
             assert measured == pytest.approx(expected, rel=0.1)
     before = run.model_at(29)  # the loss on the training set is that before the last step
     assert train[1][-1] == pytest.approx(problem.loss(before, problem.batches("cpu")(29)).item(), rel=1e-5)
@@ -197,7 +197,7 @@ def run(tmp_path_factory):
     return sl.run("linear-icl", settings=settings, seed=0, runs=tmp_path_factory.mktemp("runs"), report=False)
 
 
-def test_a_run_rests_at_the_levels_of_theory(run):
+def test_a_run_has_plateaus_at_the_levels_of_theory(run):
     assert run.manifest.status == "finished" and not run.manifest.problems
     whole = {name for name in run.manifest.skipped if "/" not in name}
     assert whole == {"induction", "kl_to_references", "loss_by_position"}

@@ -99,7 +99,7 @@ def test_every_set_of_eigenvectors_is_a_fixed_point(covariance, population, rank
             np.testing.assert_allclose(conserved, 0, atol=1e-12)
 
 
-def test_a_settled_value_is_where_equation_7_rests(covariance):
+def test_a_settled_value_is_a_fixed_point_of_equation_7(covariance):
     for d in range(4):
         v = theory.settled_value(LAM, d, 1 / N)
         assert theory.value_rate(np.array(v), LAM, d, 1 / N) == pytest.approx(0, abs=1e-14)

@@ -252,7 +252,7 @@ def test_references_say_what_the_classes_say():
 
 @pytest.mark.parametrize(("rate", "holds"), [(0.5, True), (2.0, False)])
 def test_the_bound_of_theorem_2_can_fail(rate, holds):
-    """A deviation that grows faster than exp(c t) exceeds the bound, and its heads part too early."""
+    """A deviation that grows faster than exp(c t) exceeds the bound, and its heads separate too early."""
     times = np.linspace(0, 8, 50)
     series = {"deviation": 1e-6 * np.exp(rate * times)}
     manifest = SimpleNamespace(events={"heads part": np.log(0.1 / 1e-6) / rate})

@@ -1,4 +1,4 @@
-"""The paper's figures by name, drawn from runs of a few steps: every one is there and shows what was measured."""
+"""The paper's figures, drawn from runs of a few steps: each one exists and shows what was measured."""
 
 from __future__ import annotations
 

@@ -106,7 +106,7 @@ def test_looking_at_single_heads_changes_nothing():
 
 @pytest.mark.parametrize("d", [5, 12])
 def test_heads_that_are_alike_get_the_same_gradient_to_the_last_bit(d):
-    """Else rounding would part them, and u = 0 would look like a small u."""
+    """Otherwise rounding would make the heads differ, and u = 0 would behave like a small u."""
     model = small(d=d, w=6, T=12, heads=3)
     with torch.no_grad():
         for parameter in model.parameters():
@@ -148,7 +148,7 @@ def test_hooks_carry_transformer_lens_names_and_shapes():
 
 
 def solved(task):
-    """The model with the true solution written in: head k looks at I(k) and V_k = A*_k^T."""
+    """The model with the true solution written in: head k attends to I(k) and V_k = A*_k^T."""
     c, model = task.config, task.build_model()
     attn = model.blocks[0].attn
     with torch.no_grad():

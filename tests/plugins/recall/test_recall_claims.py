@@ -108,7 +108,7 @@ def test_later_jumps_agree_only_where_settled_tokens_are_hidden(results):
     assert len(masked) == 2 and all(check.holds for check in masked)
 
 
-def test_only_log_log_t_is_told_from_the_other_laws(results):
+def test_log_log_t_is_distinguished_from_the_other_laws(results):
     """The same numbers with alpha = log t or t^.01 fail: the claim can differ."""
     from stagelens_recall.claims.flow import LAWS, LateGrowth, residual_variance
 

@@ -136,7 +136,7 @@ def test_the_quick_preset_shows_all_stages_of_order_four(quick):
     assert [name for name in quick.manifest.skipped if "/" not in name] == ["loss_by_position", "qk_alignment"]
 
 
-def test_theory_is_scored_beside_the_run(quick):
+def test_predictions_are_scored_against_the_run(quick):
     scores = {score["name"]: score for score in quick.predictions}
     assert [scores[name]["expected"] for name in list(scores)[:4]] == [0.71875, 0.625, 0.375, 0]
     assert scores["first jump"]["error"] < 0.25  # the theory is of a flow; momentum makes the jump late
@@ -296,7 +296,7 @@ def test_a_jump_that_theory_puts_after_the_end_is_warned_of_before_training(cli)
         (["beta=0.1"], ["unknown config key 'beta'", "betas"]),
     ],
 )
-def test_a_mistake_is_told_in_one_line(cli, settings, words):
+def test_a_mistake_is_reported_in_one_line(cli, settings, words):
     answer = cli("run", "recall", *(word for setting in settings for word in ("--set", setting)))
     assert answer.code == 2
     for word in words:

@@ -68,7 +68,7 @@ def test_the_partial_predictor_counts_the_responses_of_permutations_that_match()
 
 
 @pytest.mark.parametrize("order, heads", [(2, 1), (3, 2), (4, 3), (4, 4)])
-def test_one_query_stands_for_all_pairs_of_permutations(order, heads):
+def test_one_query_represents_all_pairs_of_permutations(order, heads):
     model = random_model(order, heads)
     queries = data.all_permutations(order)
     log_s = model(queries)

@@ -61,7 +61,7 @@ def test_phase_one_differs_at_the_papers_size_and_holds_for_long_sequences(resul
 
 
 def test_phase_three_follows_the_theorem_and_phase_two_does_not_at_w_049(results):
-    """There it is w_V2's own relaxation that ends phase II, which knows nothing of sigma."""
+    """There w_V2's own relaxation ends phase II, which does not depend on sigma."""
     result = results["G4"]
     assert result.verdict == "differs" and result.reason.startswith("paper:")
     judged = {check.what: check for check in result.checks if check.judged}
@@ -80,7 +80,7 @@ def test_the_claims_at_b1_have_b1s_times():
 
 
 def falling(levels, steps=400):
-    """A run in 100 dimensions whose L_IH2 falls through these levels, in units of its plateau, and rests on each."""
+    """A run in 100 dimensions whose L_IH2 has plateaus at these levels, in units of its plateau."""
     t, decades = np.arange(0, steps + 1), np.log10(levels)
     edges = np.linspace(0, steps, len(levels) + 1)[1:-1]
     falls = [fall / (1 + np.exp(-(t - edge) / 2)) for edge, fall in zip(edges, np.diff(decades), strict=True)]

@@ -157,7 +157,7 @@ def test_a_run_has_both_losses_named_stages_and_scored_times(trained):
     assert not trained.manifest.problems
 
 
-def test_the_balance_law_is_kept_by_sgd_from_equal_weights(trained):
+def test_sgd_from_equal_weights_obeys_the_balance_law(trained):
     assert trained.timeline.series("conserved/value").max() < 1e-6
 
 

@@ -55,7 +55,7 @@ def test_the_papers_preset_has_the_papers_numbers():
     assert (c.lr, c.sigma_init, c.steps) == (0.1, 0.01, 489_000)
 
 
-def test_a_path_is_kept_in_full(monkeypatch, counting):
+def test_a_path_is_stored_in_full(monkeypatch, counting):
     monkeypatch.chdir(counting.parent)
     assert task("counting.txt").config.corpus == str(counting)
     assert task("python").config.corpus == "python"
@@ -243,7 +243,7 @@ class SmallLab(Lab):
 
 
 def test_the_claim_runs_on_the_papers_preset(rhyme, tmp_path):
-    """B.1's sizes want a GPU: the same code at a smaller size."""
+    """B.1's sizes need a GPU, so this runs the same code at a smaller size."""
     host = make_host()
     lab = SmallLab(host, tmp_path / "cache", budget="paper", corpus=str(rhyme))
     (claim,) = choose(host, ["rich"], ["G10"])
@@ -285,7 +285,7 @@ def test_every_parameter_is_in_one_part(rhyme):
         assert sum(any(fnmatch(name, pattern) for pattern in patterns) for patterns in PARTS.values()) == 1, name
 
 
-def test_the_own_token_is_hidden_if_the_config_says_so(rhyme):
+def test_the_own_token_is_masked_if_the_config_asks_for_it(rhyme):
     it = task(rhyme, own_token=False)
     pattern = it.build_model().run_with_cache(eval_batch(it)[:, :-1])[1]["blocks.1.attn.hook_pattern"]
     own = pattern.diagonal(dim1=-2, dim2=-1)

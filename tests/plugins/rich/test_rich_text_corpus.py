@@ -68,7 +68,7 @@ def test_the_default_is_pythons_own_prose_the_same_each_time():
 
 
 def test_no_paragraph_of_the_default_comes_twice():
-    """What is held out must not stand in the training part, and topics share whole sections."""
+    """Held-out text must not occur in the training part, although topics share whole sections."""
     counts = Counter(corpus.python_prose().split("\n\n"))
     assert max(counts.values()) == 1 and len(counts) > 1000
 
@@ -133,7 +133,7 @@ def test_wikitext_without_its_package_says_what_to_install(cli, monkeypatch):
     assert said.code == 2 and "pip install datasets" in said.complaint
 
 
-def test_wikitext_without_a_network_says_so(monkeypatch, tmp_path):
+def test_wikitext_without_a_network_is_reported(monkeypatch, tmp_path):
     datasets = pytest.importorskip("datasets")
     monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path)
     monkeypatch.setattr(datasets.config, "HF_HUB_OFFLINE", True)
@@ -147,7 +147,7 @@ def test_wikitext_without_a_network_says_so(monkeypatch, tmp_path):
 
 
 def test_wikitext_has_its_own_parts_ends_of_lines_and_unknown_words(monkeypatch):
-    """A stand-in for the download: two lines as wikitext-2 writes them."""
+    """Replaces the download: two lines as in wikitext-2."""
     parts = {"train": {"text": [" = Title = \n", "", " a <unk> b b \n"]}, "validation": {"text": [" b c \n"]}}
     package = ModuleType("datasets")
     known = ("Salesforce/wikitext", "wikitext-2-v1", corpus.REVISION)

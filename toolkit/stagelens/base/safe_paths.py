@@ -27,7 +27,7 @@ def check_own(folder: Path) -> None:
     """Raises an error if the run in `folder` contains a link, pipe or device that `own` refuses."""
     try:
         found = [entry.name for entry in os.scandir(folder) if entry.is_symlink() or not _is_usual(entry)]
-    except OSError:  # there is no such directory, or it cannot be listed: whoever reads it raises the error
+    except OSError:  # there is no such directory, or it cannot be listed: reading it raises the error later
         return
     for name in found:
         own(folder, name)

@@ -49,7 +49,7 @@ def looks(dims: Sequence[str], shape: Sequence[int], labels: Sequence[str], laye
 
 
 def most_changing(values: Any, labels: Sequence[str], most: int = len(COLOURS) - 1) -> list[Look]:
-    """Returns looks of the lines `values` [line, step]: the `most` that change most are named, the others are grey."""
+    """Returns a look for each line of `values` [line, step]: the `most` that change most are named, the others grey."""
     finite = np.where(np.isfinite(values), values, np.nan)
     span = np.nan_to_num([np.ptp(line[~np.isnan(line)]) if (~np.isnan(line)).any() else 0.0 for line in finite])
     named = np.sort(np.argsort(-span, kind="stable")[:most]).tolist()

@@ -21,7 +21,7 @@ from stagelens.recording.limits import MEMORY_LIMIT, TIME_LIMIT, armed, limit
 
 PAGE = os.sysconf("SC_PAGE_SIZE") if hasattr(os, "sysconf") else 4096
 ONLY_MODES = ("torch", "transformer_lens", "transformers")  # whose `train` and `eval` leave weights alone
-BITS = {2: torch.int16, 4: torch.int32, 8: torch.int64}  # whole numbers by the bytes of a number
+BITS = {2: torch.int16, 4: torch.int32, 8: torch.int64}  # integer types by the bytes of a number
 GLOBAL: Any = np.random  # numpy's global generator, which others may rely on
 
 
@@ -66,7 +66,7 @@ class Guard:
                 if drawn := RandomStates.now() != states:
                     states.restore()
         self._measured += 1
-        if self._measured == 1 or self.suspicious:  # what is needed once is there by now, or all have been looked at
+        if self._measured == 1 or self.suspicious:  # lazy allocations are done by now, or every probe was checked
             self._measured, self._resident = 1, resident()
         self.suspicious = not self._resigned and (drawn or self._leaks())
 
@@ -79,7 +79,7 @@ class Guard:
         weights = fingerprint(self._model)
         yield
         if fingerprint(self._model) != weights:
-            raise ModelChanged("the model's parameters were changed while it was looked at")
+            raise ModelChanged("the model's parameters were changed while it was measured")
 
     @contextmanager
     def watching(self) -> Iterator[None]:

@@ -1,4 +1,4 @@
-"""The recorder: runs a set of probes on a model at chosen steps, inside anybody's training loop."""
+"""The recorder: runs a set of probes on a model at chosen steps, inside any training loop."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Recorder:
 
     Parameters, buffers, gradients, hooks, train/eval mode and all random states are left as found. A probe that does
     not apply is in `skipped` with its reason, and so is a single reading (`probe/reading`) that a probe omits; a probe
-    that fails is in `problems`, and the rest goes on without it. With `strict` the recorder also stops probes that hang
+    that fails is in `problems`, and the others continue. With `strict` the recorder also stops probes that hang
     or leak memory, and checks at every measurement, not at the first alone, that no parameter changed.
     """
 
@@ -170,7 +170,7 @@ class Recorder:
                     readings |= self._observe(context, {name: probe}).readings
             except ModelChanged as change:
                 raise ModelChanged(
-                    f"probe {name!r} {change} at step {context.step:g}, and the training cannot go on from there; "
+                    f"probe {name!r} {change} at step {context.step:g}, and the training cannot continue from there; "
                     "fix the probe, then resume, or start a new run without it"
                 ) from None
             except Misbehaved as error:

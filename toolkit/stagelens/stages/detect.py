@@ -2,7 +2,7 @@
 
     >>> detect_stages(run.steps, run.loss).transitions
 
-`docs/stages.md` says how it works: `pieces` fits straight lines, `plateaus` finds where the curve rests, `moves` judges
+`docs/stages.md` says how it works: `pieces` fits straight lines, `plateaus` finds flat stretches, `moves` judges
 what lies between, `timing` reads the times, and `intervals` says how certain times and drops are.
 """
 

@@ -106,8 +106,8 @@ def joint_stages(
 ) -> JointStages:
     """Returns the stages of the whole model. The settings are those of `detect_stages`, for each component.
 
-    A transition moves the model by at least 5% of the extent of its components, and at least one number by more than
-    the range that noise of its wander covers in all numbers and steps.
+    A transition moves the model by at least 5% of the extent of its components. It also moves at least one number by
+    more than the range that noise of this number's wander covers in all numbers and steps.
     """
     steps, tables = tables_of(timeline)
     if len(steps) < 2:

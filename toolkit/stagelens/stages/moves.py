@@ -1,7 +1,7 @@
-"""Which moves between the rests of a curve are transitions.
+"""Decides which moves between the plateaus of a curve are transitions.
 
-A move counts if it is large enough, begins anew after the rest before it, and is over before the next one begins. The
-least convincing rest or move goes first; then everything is measured again.
+A move counts if it is large enough, begins anew after the plateau before it, and is over before the next one.
+The least convincing plateau or move is removed first; then everything is measured again.
 """
 
 from __future__ import annotations

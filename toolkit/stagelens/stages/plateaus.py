@@ -1,7 +1,7 @@
-"""Where a curve rests: stretches that are flat compared with the moves on their two sides.
+"""Candidate plateaus of a curve: stretches that are flat compared with the moves on their two sides.
 
-A rest is judged by slope alone, so no shape of the moves is assumed. A curve that slows down all the way (a decay) has
-monotone slopes, and so no rest before its fall.
+They are judged by slope alone, so no shape of the moves is assumed. A curve that slows down all the way (a decay) has
+monotone slopes, and so no candidate before its fall.
 """
 
 from __future__ import annotations
@@ -15,14 +15,17 @@ from stagelens.stages.pieces import Array, Fit, Indices
 
 Span = tuple[int, int]  # the first point, and the one after the last
 LEAST_POINTS = 3  # on a plateau
-CONTRAST = 0.45  # of the steepest slope on either side: a rest is flatter
-PLAIN = 0.85  # of the steepest slope after it in plain steps: a rest is flatter there too, whatever the axis
-FLAT = 0.1  # of the steepest slope: the part of a rest whose mean is its level
+CONTRAST = 0.45  # of the steepest slope on either side: a plateau is flatter
+PLAIN = 0.85  # of the steepest slope after it in plain steps: a plateau is flatter there too, whatever the axis
+FLAT = 0.1  # of the steepest slope: the flatter part of a plateau, whose mean is its level
 TURN = 0.2  # of the larger move next to it: a smaller move back is an overshoot of that move
 
 
 def rests(found: Fit, t: Array, min_drop: float, significance: float) -> tuple[list[Span], list[bool]]:
-    """Candidate plateaus, in order; and whether the curve begins, and ends, within a move. t: [point], plain steps."""
+    """Returns the candidate plateaus in order, and whether the curve begins, and ends, within a move.
+
+    t: [point], plain steps.
+    """
     u, knots, heights = found.u, found.knots, found.heights
     turns = _turns(heights, found.errors, min_drop, significance)
     spans: list[Span] = []
@@ -44,7 +47,7 @@ def rests(found: Fit, t: Array, min_drop: float, significance: float) -> tuple[l
 
 
 def _turns(f: Array, errors: Array, min_drop: float, significance: float) -> list[int]:
-    """Knots at which the curve turns back, and its two ends. The smallest move that is none goes first."""
+    """Returns the knots at which the curve turns back, and its two ends. Too small moves are removed, least first."""
     signs = np.sign(np.diff(f))
     moving = np.flatnonzero(signs)
     turns = [0, *(int(j) for i, j in pairwise(moving) if signs[i] != signs[j]), len(f) - 1]
@@ -61,9 +64,9 @@ def _turns(f: Array, errors: Array, min_drop: float, significance: float) -> lis
 
 
 def _monotone(u: Array, knots: Indices, f: Array, a: int, b: int) -> tuple[Indices, Array]:
-    """Knots of the run from turn a to turn b, and how far it has come at each.
+    """Returns the knots from turn a to turn b, and how far the curve has come at each.
 
-    The gap between two pieces is no rest: it joins the flatter piece beside it.
+    The gap between two pieces is not a plateau: it joins the flatter piece next to it.
     """
     k, sign = np.arange(a, b + 1), np.sign(f[b] - f[a])
     rise = np.clip(sign * f[k], sign * f[a], sign * f[b])
@@ -81,7 +84,7 @@ def _monotone(u: Array, knots: Indices, f: Array, a: int, b: int) -> tuple[Indic
 
 
 def _valleys(slopes: Array, plain: Array, counts: Indices) -> list[tuple[int, int]]:
-    """First and last element of each rest of a monotone run. The least flat candidate goes first, if it is none.
+    """Returns the first and last element of each plateau of a monotone run. Removes candidates, the least flat first.
 
     slopes, plain: [element] on the axis and in plain steps; counts: [element], their points.
     """

@@ -1,7 +1,7 @@
 """The seam: torch functions in which attention happens, replaced for as long as a block lasts.
 
-PyTorch passes every call of a torch function to the active `TorchFunctionMode`. So attention is visible there whoever
-wrote the model. Nothing is installed before or after the block.
+PyTorch passes every call of a torch function to the active `TorchFunctionMode`. So any model's attention is visible
+there. Nothing is installed before or after the block.
 """
 
 from __future__ import annotations
