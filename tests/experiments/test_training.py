@@ -75,7 +75,7 @@ def test_a_checkpoint_of_an_unfused_adam_continues_unfused():
 
 
 def test_a_users_hooked_transformer_is_trained_fast_and_a_strange_one_says_why_not():
-    from models.test_fast import theirs
+    from kit.fast_models import theirs
     from stagelens.models import FastTransformer, SlowForward
 
     for options, fast in (({}, True), ({"gated_mlp": True}, False)):

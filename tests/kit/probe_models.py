@@ -104,6 +104,11 @@ def next_token_loss(model: Any, batch: Tensor) -> Tensor:
     return cross_entropy(logits[:, :-1].flatten(0, 1), batch[:, 1:].flatten())
 
 
+def loss_without_last_token(model: Any, batch: Tensor) -> Tensor:
+    """The next-token loss of a model that is called on all tokens but the last."""
+    return cross_entropy(model(batch[:, :-1]).flatten(0, 1), batch[:, 1:].flatten())
+
+
 def squared_loss(model: Any, batch: Tensor) -> Tensor:
     return (model(batch) - batch).square().mean()
 

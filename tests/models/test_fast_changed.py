@@ -11,7 +11,7 @@ from transformer_lens import components as lens
 from transformer_lens.hook_points import HookPoint
 
 import stagelens as sl
-from models.test_fast import assert_near, explicit, inputs_for, randomize, small, taken, theirs
+from kit.fast_models import assert_near, explicit, inputs_for, randomize, small, taken, theirs
 from stagelens.models import FastTransformer, Transformer
 from stagelens.models.covered import covers
 

@@ -174,7 +174,7 @@ def test_the_path_of_a_measurement_is_as_the_docs_say():
     assert len(set(rooms)) == len(rooms)
 
 
-LONGEST_FILE, LONGEST_FUNCTION = 350, 50  # lines; of a function's body without its docstring
+LONGEST_FILE, LONGEST_TEST_FILE, LONGEST_FUNCTION = 350, 400, 50  # lines; of a function's body without its docstring
 # Files that were longer when the limit was set. This list only gets shorter.
 LONG_FILES = {"toolkit/stagelens/runs/run.py"}
 
@@ -184,9 +184,15 @@ def body_length(function):
     return function.end_lineno - function.body[documented].lineno + 1
 
 
+def longer_than(most, paths):
+    return {
+        path.relative_to(ROOT).as_posix() for path in paths if len(path.read_text(encoding="utf-8").splitlines()) > most
+    }
+
+
 def test_a_file_fits_in_the_head():
-    long = {path for path in PACKAGE_FILES if len(path.read_text(encoding="utf-8").splitlines()) > LONGEST_FILE}
-    assert {path.relative_to(ROOT).as_posix() for path in long} <= LONG_FILES
+    assert longer_than(LONGEST_FILE, PACKAGE_FILES) <= LONG_FILES
+    assert not longer_than(LONGEST_TEST_FILE, (ROOT / "tests").rglob("*.py"))
 
 
 def test_a_function_fits_on_a_screen():

@@ -4,26 +4,21 @@
 from __future__ import annotations
 
 import copy
-import signal
 import warnings
-from collections import UserDict
 from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import cross_entropy
 from transformer_lens import HookedRootModule
 
 import stagelens as sl
-from kit.probe_models import tokens, transformer
-from kit.tasks import Regression, Repeats, TwoMaps
-from stagelens.models import build_transformer
+from kit.probe_models import loss_without_last_token
+from kit.tasks import TwoMaps
 from stagelens.recording import guard
-from stagelens.recording.guard import ModelChanged, fingerprint, reached
+from stagelens.recording.guard import ModelChanged, reached
 
 # Modes.
 
@@ -51,10 +46,6 @@ def bridged(kind: str) -> Any:
         return build_bridge_from_module(model, type(model).__name__, hf_config=model.config)
 
 
-def next_token(model: Any, tokens: Tensor) -> Tensor:
-    return cross_entropy(model(tokens[:, :-1]).flatten(0, 1), tokens[:, 1:].flatten())
-
-
 def modes(model: nn.Module) -> list[tuple[nn.Module, bool]]:
     """The mode of every module, those of a bridge's own model included."""
     inner = [m.original_model for m in model.modules() if "original_model" in m.__dict__]
@@ -71,7 +62,7 @@ def test_every_module_of_a_bridge_gets_its_own_mode_back(kind: str) -> None:
     model = bridged(kind)
     outside = set(model.original_model.modules()) - set(model.modules())
     assert outside <= set(reached(model)) and outside
-    recorder = sl.Recorder(model, ["attention_sparsity", "gradient"], TOKENS, loss=next_token)
+    recorder = sl.Recorder(model, ["attention_sparsity", "gradient"], TOKENS, loss=loss_without_last_token)
     everything = [module for module, _ in modes(model)]
     for pattern in ("train", "eval", "one frozen", "mixed"):
         model.train(pattern != "eval")
@@ -93,14 +84,14 @@ def test_a_measured_training_of_a_bridge_is_the_unmeasured_one(kind: str) -> Non
     ends = []
     for measured in (True, False):
         model = bridged(kind).train()
-        recorder = sl.Recorder(model, batch=TOKENS, loss=next_token)
+        recorder = sl.Recorder(model, batch=TOKENS, loss=loss_without_last_token)
         optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
         torch.manual_seed(1)
         for step in range(4):
             if measured:
                 recorder.measure(step)
             optimizer.zero_grad()
-            next_token(model, TOKENS).backward()
+            loss_without_last_token(model, TOKENS).backward()
             optimizer.step()
         ends.append([parameter.detach().clone() for parameter in model.parameters()])
     assert all(torch.equal(one, other) for one, other in zip(*ends, strict=True))
@@ -240,7 +231,7 @@ def test_a_probe_that_writes_to_a_model_with_adapters_is_named() -> None:
 @pytest.mark.parametrize("kind", KINDS)
 def test_weights_of_bridges_are_not_copied(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(guard, "_copies", lambda model: pytest.fail("copied"))
-    sl.Recorder(bridged(kind), ["weight_norms"], TOKENS, loss=next_token).measure(0)
+    sl.Recorder(bridged(kind), ["weight_norms"], TOKENS, loss=loss_without_last_token).measure(0)
 
 
 # numpy's generators.
@@ -280,151 +271,3 @@ def test_any_generator_of_numpy_is_left_as_found(generator: Any, probes: list[An
         found.append(np.random.normal())
     assert found == expected and np.random.get_bit_generator() is generator
     assert bool(recorder.problems) == bool(probes)  # a probe that draws is named at the second measurement
-
-
-# The batch.
-
-
-class Pair(NamedTuple):
-    x: Any
-    y: Any
-
-
-@dataclass(frozen=True)
-class Both:
-    x: Any
-    y: Any
-
-
-def kinds_of_batch(x: Tensor, y: Tensor) -> dict[str, tuple[Any, Any]]:
-    """name -> (the batch, how its x and y are found in it)."""
-    return {
-        "tuple": ((x, y), lambda b: b),
-        "list": ([x, y], lambda b: b),
-        "dict": ({"x": x, "y": y}, lambda b: (b["x"], b["y"])),
-        "nested": ({"a": [(x, "text"), 3], "b": Pair(x, y)}, lambda b: (b["a"][0][0], b["b"].y)),
-        "mapping": (UserDict(x=x, y=y), lambda b: (b["x"], b["y"])),
-        "dataclass": (Both(x, y), lambda b: (b.x, b.y)),
-        "numpy": (Pair(x.numpy(), y.numpy()), lambda b: map(torch.from_numpy, b)),
-        "view": ((torch.stack([x, x])[1], y.expand(2, *y.shape)[0]), lambda b: b),
-    }
-
-
-@pytest.mark.parametrize("kind", kinds_of_batch(torch.ones(1), torch.ones(1)))
-def test_a_batch_that_is_changed_in_place_is_measured_as_it_was(kind: str) -> None:
-    task = Regression(Regression.Config())
-    model, (x, y) = task.build_model(), task.sample(8, torch.Generator().manual_seed(0))
-    expected = task.loss(model, (x, y)).item()
-    batch, found = kinds_of_batch(x, y)[kind]
-    recorder = sl.Recorder(model, [], batch, loss=lambda model, batch: task.loss(model, (*found(batch),)))
-    recorder.measure(0)
-    for changed in found(batch):
-        changed.add_(3.0)
-    recorder.measure(1)
-    assert recorder.timeline["loss"].values == pytest.approx([expected, expected], rel=1e-6)
-
-
-@pytest.mark.parametrize("changed", ["before the first measurement", "after it"])
-def test_references_groups_and_directions_stay_those_of_the_batch(changed: str) -> None:
-    """Half of what a probe knows of a batch is computed once: it must be of the same batch as the other half."""
-    model = build_transformer(n_layers=2, n_heads=2, d_model=8, n_ctx=8, d_vocab=11, seed=0)
-    tokens, axis = TOKENS.clone(), torch.eye(4)[0].clone()
-
-    def uniform_over_seen(batch: Tensor) -> Tensor:  # [batch, 6, 11]: a reference that depends on the batch
-        seen = nn.functional.one_hot(batch[:, :-1], 11).cumsum(1).double() + 0.1
-        return (seen / seen.sum(-1, keepdim=True)).log()
-
-    def recorder_of(tokens: Tensor, axis: Tensor) -> sl.Recorder:
-        return sl.Recorder(
-            model,
-            ["head_specialization", "qk_alignment", "kl_to_references", "induction", "loss_by_position"],
-            tokens,
-            loss=next_token,
-            groups={"first": sl.Group(positions=(0,)), "recent": sl.Group(offsets=(1,))},
-            directions={"first": axis},
-            references={"seen": uniform_over_seen},
-        )
-
-    alone, reused = recorder_of(tokens.clone(), axis.clone()), recorder_of(tokens, axis)
-    for step in range(2):
-        if step == 1 or changed.startswith("before"):
-            tokens.copy_((tokens + 3) % 11)
-            axis.copy_(torch.eye(4)[2 + step])
-        alone.measure(step), reused.measure(step)
-    assert not reused.problems and set(alone.timeline) == set(reused.timeline)
-    for name in alone.timeline:
-        assert np.array_equal(alone.timeline.series(name), reused.timeline.series(name), equal_nan=True), name
-
-
-def test_a_batch_goes_to_the_models_device_without_its_graph() -> None:
-    weight = torch.ones(3, requires_grad=True)
-    batch = {"x": weight * torch.randn(4, 3), "y": weight, "n": 3}
-    recorder = sl.Recorder(TwoMaps(0).to("meta"), [], batch)
-    kept = recorder.context.batch
-    assert kept["x"].device.type == kept["y"].device.type == "meta" and kept["n"] == 3
-    assert kept["x"].is_leaf and kept["x"].requires_grad
-
-
-def test_the_trainings_own_batch_is_not_touched_either() -> None:
-    """A task that gives one stored tensor as its batch keeps it, whatever a loss does to the recorder's copy."""
-    task = Repeats(Repeats.Config())
-    stored = task.sample(4, torch.Generator().manual_seed(0))
-    before = stored.clone()
-
-    def blanking(model: Any, batch: Tensor) -> Tensor:
-        batch[:, 0] = 0
-        return task.loss(model, batch)
-
-    sl.Recorder(task.build_model(), [], stored, loss=blanking).measure(0)
-    assert torch.equal(stored, before)
-
-
-@pytest.mark.parametrize("strict", [False, True])
-def test_a_users_own_loop_gets_no_signal_handler(strict):
-    seen = []
-
-    @sl.probe(hooks="attn.hook_pattern", dims=("head",))
-    def looks(pattern, context):
-        seen.append(signal.getsignal(signal.SIGALRM))
-        return pattern.mean((0, 2, 3))
-
-    before = signal.getsignal(signal.SIGALRM)
-    recorder = sl.Recorder(transformer(), [looks], tokens(), strict=strict)
-    recorder.measure(0)
-    assert not recorder.problems and seen and all((one is before) is not strict for one in seen)
-    assert signal.getsignal(signal.SIGALRM) is before
-
-
-class WritesAt(sl.Probe):
-    name, gives = "writes", ("value",)
-
-    def __init__(self, first=0):
-        super().__init__()
-        self.first = first
-
-    def readings(self, reduced, context):
-        if context.step >= self.first:
-            next(context.model.parameters()).data.mul_(1.5)
-        yield sl.Reading("value", 0.0)
-
-
-@pytest.mark.parametrize(("strict", "step"), [(False, 0), (True, 0), (True, 3)])
-def test_a_changed_parameter_is_noticed_at_the_first_measurement_or_with_strict_at_any(strict, step):
-    recorder = sl.Recorder(transformer(), [WritesAt(step)], tokens(), strict=strict)
-    for earlier in range(step):
-        recorder.measure(earlier)
-    with pytest.raises(ModelChanged, match="probe 'writes' changed the model's parameters"):
-        recorder.measure(step)
-
-
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16])
-def test_a_fingerprint_tells_any_change_of_one_number(dtype):
-    model = torch.nn.Linear(5, 3).to(dtype)
-    before = fingerprint(model)
-    assert before == fingerprint(model)
-    kept = model.weight.data[1, 2].clone()
-    for value in (kept * (1 + 2 * torch.finfo(dtype).eps), -kept, torch.tensor(torch.nan)):
-        model.weight.data[1, 2] = value
-        assert fingerprint(model) != before
-        model.weight.data[1, 2] = kept
-    assert fingerprint(model) == before

@@ -4,35 +4,30 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from functools import cache
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from torch import Tensor, nn
-from torch.nn.functional import cross_entropy
 
 import stagelens as sl
-from kit.tasks import TwoMaps, run
+from kit.tasks import run
 from kit.tiny import in_float64
+from kit.vectorized import NEAR, PHASE, PROBES, SEEDS, STEPS, Sizes, Small, apart
 from stagelens.api import run_ensemble
 from stagelens.experiments.batches import eval_batch
 from stagelens.experiments.config import as_settings, make_config
 from stagelens.experiments.task import Task
 from stagelens.experiments.training import Training
 from stagelens.host.host import Host, make_host
-from stagelens.models import Transformer, build_transformer
+from stagelens.models import Transformer
 from stagelens.recording.recorder import Recorder
 from stagelens.runs.manifest import VECTORIZED
 from stagelens.training.stackable import why_not
 from stagelens.training.stacked_recorder import StackedRecorder
 from stagelens.training.stacking import ELEMENTWISE, Stacked
 
-STEPS, PHASE = 8, 4  # updates, and the one that begins the second training phase
-SEEDS = (0, 1)
-NEAR = 2e-5  # relative to the largest number of a parameter or reading
 RATES = {torch.optim.SGD: 0.05, torch.optim.ASGD: 0.05, torch.optim.Adadelta: 1.0, torch.optim.RMSprop: 3e-4}
-PROBES = ("weight_norms", "gradient")
 
 # Small versions of the tasks that can be vectorized.
 STACKABLE: dict[str, dict[str, Any]] = {
@@ -54,34 +49,6 @@ REASONS = {
     "markov/full": "its loss is random",
     "rich/high-dim": "its batches are not made of tensors alone",
 }
-
-
-class Sizes(sl.TaskConfig):
-    steps: int = STEPS
-    batch_size: int = 4
-    eval_size: int = 4
-    heads: int = 2
-
-
-class Small(sl.Task):
-    """A transformer of one layer on random tokens."""
-
-    id = "small/heads"
-    title = "a small transformer"
-    Config = Sizes
-    presets: ClassVar[Any] = {"quick": {}}
-    probes: ClassVar[Sequence[str]] = ("attention_sparsity", *PROBES)
-
-    def build_model(self) -> Any:
-        c = self.config
-        sizes = {"n_layers": 1, "n_heads": c.heads, "d_model": 6, "n_ctx": 5, "d_vocab": 4, "d_mlp": 5}
-        return build_transformer(**sizes, activation="gelu", seed=self.seed)
-
-    def sample(self, n: int, generator: torch.Generator) -> Tensor:
-        return torch.randint(4, (n, 6), generator=generator)
-
-    def loss(self, model: Any, batch: Tensor) -> Tensor:
-        return cross_entropy(model(batch[:, :-1]).flatten(0, 1), batch[:, 1:].flatten())
 
 
 def trained_by(kind: type[Any], optimizer: type[torch.optim.Optimizer], some: Sequence[str]) -> type[Any]:
@@ -106,12 +73,6 @@ def host() -> Host:
 def registered() -> dict[str, type[Task]]:
     kinds = {name: ref.load() for name, ref in host().tasks}
     return {name: kind for name, kind in kinds.items() if issubclass(kind, Task)}
-
-
-def apart(one: Any, other: Any, scale: float = 1e-30) -> float:
-    """The largest difference, relative to the largest number of `other`, or to `scale` if that is larger."""
-    one, other = (np.asarray(torch.as_tensor(x).detach().double()) for x in (one, other))
-    return float(np.abs(one - other).max(initial=0) / max(np.abs(other).max(initial=0), scale))
 
 
 def readings_apart(name: str, one: Any, other: Any) -> float:
@@ -309,152 +270,6 @@ def test_a_stack_of_one_is_a_training(optimizer: Any) -> None:
         alone.advance(step)
     for (name, one), other in zip(member.model.named_parameters(), alone.model.parameters(), strict=True):
         assert is_rounding(name) or apart(one, other) < NEAR
-
-
-class TwoMapsTask(sl.Task):
-    """Two linear maps, with the models below."""
-
-    id = "small/maps"
-    Config = Sizes
-    model: ClassVar[Any] = TwoMaps
-
-    def build_model(self) -> Any:
-        return self.model(self.seed)
-
-    def sample(self, n: int, generator: torch.Generator) -> Tensor:
-        return torch.randn(n, 3, generator=generator)
-
-    def loss(self, model: Any, batch: Tensor) -> Tensor:
-        return (model(batch) - batch.sum(1, keepdim=True)).square().mean()
-
-
-class Counts(TwoMaps):
-    """Its output depends on how often it was called in training, which a traced step does not see."""
-
-    calls = 0
-
-    def forward(self, x: Tensor) -> Tensor:
-        self.calls += self.training
-        return super().forward(x) * (1 + 0.1 * self.calls)
-
-
-class Buffered(TwoMaps):
-    """Keeps a running mean that nothing reads in training."""
-
-    def __init__(self, seed: int) -> None:
-        super().__init__(seed)
-        self.register_buffer("mean", torch.zeros(()))
-
-    def forward(self, x: Tensor) -> Tensor:
-        self.mean = self.mean + x.detach().mean()
-        return super().forward(x)
-
-
-class TiedByData(TwoMaps):
-    """Two parameters in the same memory."""
-
-    def __init__(self, seed: int) -> None:
-        super().__init__(seed)
-        self.third = nn.Parameter(torch.zeros(4, 3))
-        self.third.data = self.first.data.T
-
-    def forward(self, x: Tensor) -> Tensor:
-        return super().forward(x + x @ self.first @ self.third)
-
-
-class TiedToBuffer(TwoMaps):
-    """A buffer in the memory of a parameter."""
-
-    def __init__(self, seed: int) -> None:
-        super().__init__(seed)
-        self.register_buffer("seen", self.first.data)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return super().forward(x) * self.seen.sum()
-
-
-class Remembers(TwoMaps):
-    """A tensor, neither parameter nor buffer, in the memory of a parameter."""
-
-    def __init__(self, seed: int) -> None:
-        super().__init__(seed)
-        self.seen = self.first.data
-
-    def forward(self, x: Tensor) -> Tensor:
-        return super().forward(x) * self.seen.sum()
-
-
-class Shared(TwoMaps):
-    """One parameter under two names."""
-
-    def __init__(self, seed: int) -> None:
-        super().__init__(seed)
-        self.again = self.first
-
-    def forward(self, x: Tensor) -> Tensor:
-        return super().forward(x + x @ self.first @ self.again.T)
-
-
-class Strided(TwoMaps):
-    """A transposed parameter, and every second row of a larger tensor."""
-
-    def __init__(self, seed: int) -> None:
-        super().__init__(seed)
-        self.first = nn.Parameter(self.first.data.T.contiguous().T)
-        self.second = nn.Parameter(torch.cat([self.second.data, self.second.data], 1).flatten()[::2].view(4, 1))
-
-
-def maps(model: type[Any]) -> type[Any]:
-    return type("Maps", (TwoMapsTask,), {"model": model})
-
-
-def trainings(kind: type[Any], seeds: Sequence[int] = SEEDS) -> list[Training]:
-    return [Training(kind(kind.Config(lr=0.01), seed)) for seed in seeds]
-
-
-@pytest.mark.parametrize(
-    ("model", "reason"),
-    [
-        (Counts, "after 3 updates its 'first' is not that of a seed alone"),
-        (Buffered, "training changes its buffer 'mean'"),
-        (TiedByData, "its 'first' and 'third' share memory"),
-        (TiedToBuffer, "its 'first' and 'seen' share memory"),
-        (Remembers, "its loss is random"),
-    ],
-)
-def test_what_the_first_loss_and_gradients_do_not_show(model: type[Any], reason: str) -> None:
-    assert reason in why_not(trainings(maps(model)))
-
-
-@pytest.mark.parametrize("model", [Shared, Strided])
-def test_shared_parameters_stay_shared_and_layouts_do_not_matter(model: type[Any]) -> None:
-    kind = maps(model)
-    assert why_not(trainings(kind)) == ""
-    members, alone = trainings(kind), trainings(kind)
-    stacked = Stacked(members)
-    for step in range(STEPS):
-        for trainer in (stacked, *alone):
-            trainer.advance(step)
-    for one, other in zip(members, alone, strict=True):
-        assert one.model.state_dict().keys() == other.model.state_dict().keys()
-        for name, value in one.model.state_dict().items():
-            assert apart(value, other.model.state_dict()[name]) < NEAR
-
-
-def test_the_comparison_leaves_members_and_random_states_as_they_were() -> None:
-    members, fresh = trainings(Small), trainings(Small)
-    storages = [p.data_ptr() for member in members for p in member.model.parameters()]
-    torch.manual_seed(5)
-    states = torch.random.get_rng_state(), np.random.get_state()[1].tolist()  # noqa: NPY002
-    assert why_not(members) == ""
-    assert torch.equal(torch.random.get_rng_state(), states[0])
-    assert np.random.get_state()[1].tolist() == states[1]  # noqa: NPY002
-    assert storages == [p.data_ptr() for member in members for p in member.model.parameters()]
-    for member, other in zip(members, fresh, strict=True):
-        assert not member.optimizer.state
-        assert all(p.grad is None and p.requires_grad for p in member.model.parameters())
-        for one, two in zip(member.model.parameters(), other.model.parameters(), strict=True):
-            assert torch.equal(one, two)
 
 
 def test_scalar_parameters_continue_from_a_checkpoint() -> None:
