@@ -126,9 +126,9 @@ def plateau_excess(problem: ReducedModel, w_init: Start) -> Callable[[Any, float
     return lambda w, delta_a: float(test.loss(w, delta_a)) - end
 
 
-def trajectory(problem: ReducedModel, times: Any, w_init: Start = 0.0) -> tuple[Floats, Floats]:
-    """Returns the flow at `times` (the first is 0): w [group, time] and Delta a [time]."""
-    states = _solve(problem, times, w_init).states
+def trajectory(problem: ReducedModel, times: Any) -> tuple[Floats, Floats]:
+    """Returns the flow from w = 0 at `times` (the first is 0): w [group, time] and Delta a [time]."""
+    states = _solve(problem, times, 0.0).states
     return states[:, :-1].T, states[:, -1]
 
 

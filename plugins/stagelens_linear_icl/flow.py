@@ -25,6 +25,7 @@ from stagelens_linear_icl.model import HeadWeights, product, stack
 from stagelens_linear_icl.probes import component_readings, learned
 
 MAX_STIFF = 200  # weights; with more, the Jacobian of an implicit method costs more time than it saves
+ON_PLATEAU = 0.005 ** (1 / 3)  # of a head's final value; below it, less than 1% of the coming drop is done
 
 
 @dataclass(frozen=True)
@@ -154,6 +155,23 @@ class WeightPath:
         """Returns the head that contributes most to e_{d+1} at the end."""
         (v, k, q), e = self.weights.at(-1), self.problem.covariance.eigenvectors[d]
         return int(np.abs(v[:, None] * (k @ e) * (q @ e)).sum(-1).argmax())
+
+    def value_at(self, time: float, d: int) -> float:
+        """Returns |v| at `time` of the head that learns e_{d+1}."""
+        return abs(float(np.interp(time, self.times, self.weights.v[:, self.head_of(d)])))
+
+    def leaving(self, d: int, learned: float) -> int | None:
+        """Returns the index at which the head that learns e_{d+1} leaves its plateau.
+
+        That is the last index with a small value before the fraction `learned` of e_{d+1} is learned; None if there is
+        none, or if this fraction is not learned by the end.
+        """
+        if (end := self.time_learned(d, learned)) is None:
+            return None
+        settled = theory.settled_value(self.problem.lam, d, self.problem.inverse_length)
+        small = np.abs(self.weights.v[:, self.head_of(d)]) < ON_PLATEAU * settled
+        before = np.flatnonzero(small & (self.times < end))
+        return int(before[-1]) if len(before) else None
 
 
 def flow_path(problem: theory.Problem, start: HeadWeights, times: Floats, rtol: float = 1e-8) -> WeightPath:

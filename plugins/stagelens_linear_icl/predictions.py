@@ -13,7 +13,6 @@ from stagelens_linear_icl import theory
 from stagelens_linear_icl.flow import WeightPath, flow_path
 
 JUST_LEARNED = 0.9  # learned fraction of an eigenvector at t_d of Fig. 6, just after the d-th drop
-ON_PLATEAU = 0.005 ** (1 / 3)  # of a head's final value; below it, less than 1% of the coming drop is done
 
 
 def plateau_levels(problem: theory.Problem) -> list[Prediction]:
@@ -53,18 +52,8 @@ class FlowReference(WeightPath):
         begin = 0.0 if d == 0 else self.time_learned(d - 1, JUST_LEARNED)
         if begin is None or self.time_learned(d, 0.5) is None:
             return None
-        value = abs(float(np.interp(begin, self.times, self.weights.v[:, self.head_of(d)])))
+        value = self.value_at(begin, d)
         return begin + theory.plateau_duration(float(self.problem.lam[d]), value) if value else None
-
-    def leaving(self, d: int) -> tuple[int, float, float] | None:
-        """Returns the head that learns e_{d+1}, the time at which it leaves its plateau, and its value then."""
-        end, head = self.time_learned(d, JUST_LEARNED), self.head_of(d)
-        if end is None:
-            return None
-        v = self.weights.v[:, head]
-        small = np.abs(v) < ON_PLATEAU * theory.settled_value(self.problem.lam, d, self.problem.inverse_length)
-        before = np.flatnonzero(small & (self.times < end))
-        return (head, float(self.times[before[-1]]), float(v[before[-1]])) if len(before) else None
 
     def loss_curve(self, per_step: float) -> Prediction:
         """Returns the flow's loss as a function of the step, which is `per_step` tau."""
@@ -81,8 +70,10 @@ class FlowReference(WeightPath):
         for d in range(self.problem.config.D):
             if (time := self.drop_time(d)) is not None:
                 found.append(drop_prediction(self.problem, d, time / per_step))
-            if self.problem.config.R == 1 and (left := self.leaving(d)) is not None:
-                found.append(value_prediction(self.problem, d, *left, per_step))
+            if self.problem.config.R == 1 and (left := self.leaving(d, JUST_LEARNED)) is not None:
+                head = self.head_of(d)
+                start = float(self.times[left]), float(self.weights.v[left, head])
+                found.append(value_prediction(self.problem, d, head, *start, per_step))
         return found
 
 

@@ -150,32 +150,32 @@ def alpha_of(w: Any) -> Any:
     return own - (w.sum(-1) - own) / (order - 1)
 
 
-def small_alpha(time: Any, epsilon: float, order: int, responses: int, gain: float = 1.0) -> Any:
+def small_alpha(time: Any, epsilon: float, order: int, responses: int) -> Any:
     """Returns alpha on the first plateau from beta = epsilon: (epsilon/c) tan(c epsilon Xi_0 t/(k-1)).
 
     f = (k-1)/(2k) alpha^2 + ... gives beta^2 = epsilon^2 + c^2 alpha^2 with c^2 = 2 (k-1)/k. The paper has 4 for c^2.
     """
     c = sqrt(2 * (order - 1) / order)
-    return epsilon / c * np.tan(c * epsilon * xi(0.0, 0.0, order, responses, gain) * time / (order - 1))
+    return epsilon / c * np.tan(c * epsilon * xi(0.0, 0.0, order, responses) * time / (order - 1))
 
 
-def escape_law(epsilon: float, order: int, responses: int, gain: float = 1.0) -> float:
+def escape_law(epsilon: float, order: int, responses: int) -> float:
     """Returns the length of the first plateau from a small beta = epsilon: the time at which `small_alpha` diverges."""
     c = sqrt(2 * (order - 1) / order)
-    return float(pi / 2 * (order - 1) / (c * epsilon * xi(0.0, 0.0, order, responses, gain)))
+    return float(pi / 2 * (order - 1) / (c * epsilon * xi(0.0, 0.0, order, responses)))
 
 
-def escape_time(epsilon: float, order: int, responses: int, gain: float = 1.0) -> float:
+def escape_time(epsilon: float, order: int, responses: int) -> float:
     """Returns the time at which the first jump is half-way down, from beta = epsilon of any size.
 
     s_q, and so the loss, is then half-way between its plateaus.
     """
 
     def beyond(alpha: float) -> float:  # 0 if matching permutations have the fraction (1 + 1/k)/2 of the attention
-        odds = np.exp(-match_score(alpha, conserved_beta(alpha, epsilon, order), order, gain))
+        odds = np.exp(-match_score(alpha, conserved_beta(alpha, epsilon, order), order))
         return float(1 / (1 + (order - 1) * odds) - (1 + 1 / order) / 2)
 
-    return time_to(brentq(beyond, 0.0, 50.0), epsilon, order, responses, gain)
+    return time_to(brentq(beyond, 0.0, 50.0), epsilon, order, responses)
 
 
 def conserved_beta(alpha: float, epsilon: float, order: int) -> float:
@@ -183,11 +183,11 @@ def conserved_beta(alpha: float, epsilon: float, order: int) -> float:
     return sqrt(epsilon**2 + 4 * f(alpha, order))
 
 
-def time_to(alpha: float, epsilon: float, order: int, responses: int, gain: float = 1.0) -> float:
+def time_to(alpha: float, epsilon: float, order: int, responses: int) -> float:
     """Returns the time at which the first jump reaches alpha, from beta = epsilon: one integral over alpha."""
 
     def time_per_alpha(a: float) -> float:
-        return float(1 / first_jump_rates(a, conserved_beta(a, epsilon, order), order, responses, gain)[0])
+        return float(1 / first_jump_rates(a, conserved_beta(a, epsilon, order), order, responses)[0])
 
     inner = [epsilon * 4.0**i for i in range(40) if epsilon * 4.0**i < alpha]
     edges = [0.0, *inner, alpha]

@@ -233,9 +233,9 @@ def expected_times(s: Setting, pair: int = PAIR) -> PhaseTimes:
     return PhaseTimes(expected_T_I(s), expected_T_o(s), expected_T_II(s, pair), expected_T_III(s, pair))
 
 
-def late_rate(s: Setting, pair: int = PAIR) -> float:
+def late_rate(s: Setting) -> float:
     """Returns the final rate of log L_IH2: twice the slower rate of the flow linearized at (w*, h*)."""
     psi, phi, dphi = s.moments
-    at, h, v = 2 * s.v_star, s.h_star, 2 * pair * s.v_star
+    at, h, v = 2 * s.v_star, s.h_star, 2 * PAIR * s.v_star
     linear = np.array([[v * h**2 * dphi(at), v * h * phi(at)], [h * phi(at), psi(at)]]) / (s.L - 2)
     return float(2 * np.linalg.eigvals(linear).real.min())

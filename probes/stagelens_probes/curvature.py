@@ -13,6 +13,7 @@ from stagelens import Probe, Reading
 from stagelens.base import generator
 from stagelens.recording import ProbeContext, Reduced, wide
 from stagelens_probes.described import CURVATURE
+from stagelens_probes.gradient import why_no_gradient
 from stagelens_probes.norms import norm
 
 MOST_PRODUCTS = 100  # Hessian-vector products after which the iteration stops
@@ -127,11 +128,7 @@ class Curvature(Probe):
     default = False
 
     def applies(self, context: ProbeContext) -> str | None:
-        if context.loss_function is None:
-            return "no loss is known: give the recorder loss=function(model, batch), or a task"
-        if not any(p.requires_grad for p in context.model.parameters()):
-            return "no parameter of the model can be trained"
-        return None
+        return why_no_gradient(context)
 
     def readings(self, reduced: Reduced, context: ProbeContext) -> Iterable[Reading]:  # noqa: ARG002
         parameters = [p for p in context.model.parameters() if p.requires_grad]

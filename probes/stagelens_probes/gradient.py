@@ -15,6 +15,15 @@ from stagelens_probes.described import GRADIENT
 from stagelens_probes.norms import joint_norm, norm
 
 
+def why_no_gradient(context: ProbeContext) -> str | None:
+    """Returns why the loss has no gradient, in one sentence; None if it has one."""
+    if context.loss_function is None:
+        return "no loss is known: give the recorder loss=function(model, batch), or a task"
+    if not any(p.requires_grad for p in context.model.parameters()):
+        return "no parameter of the model can be trained"
+    return None
+
+
 def loss_gradient(context: ProbeContext, batch: Batch) -> dict[str, Tensor]:
     """Returns the gradient of the loss on `batch`, by parameter; 0 for a parameter that is frozen or unused.
 
@@ -86,11 +95,7 @@ class Gradient(Probe):
     default = False
 
     def applies(self, context: ProbeContext) -> str | None:
-        if context.loss_function is None:
-            return "no loss is known: give the recorder loss=function(model, batch), or a task"
-        if not any(p.requires_grad for p in context.model.parameters()):
-            return "no parameter of the model can be trained"
-        return None
+        return why_no_gradient(context)
 
     def readings(self, reduced: Reduced, context: ProbeContext) -> Iterable[Reading | Omitted]:  # noqa: ARG002
         gradient = loss_gradient(context, context.batch)

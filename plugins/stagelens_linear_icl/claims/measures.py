@@ -21,10 +21,11 @@ from stagelens_linear_icl.data import RegressionMoments, examples, sample_sequen
 from stagelens_linear_icl.flow import LinearFlow, WeightPath, as_weights, flat_rates, flow_path
 from stagelens_linear_icl.losses import exact_loss
 from stagelens_linear_icl.model import AllBlocksAttention, HeadWeights, product
-from stagelens_linear_icl.predictions import JUST_LEARNED, ON_PLATEAU
+from stagelens_linear_icl.predictions import JUST_LEARNED
 from stagelens_linear_icl.probes import cosines
 from stagelens_linear_icl.tasks import Separate
 
+LEARNED = 0.99  # of an eigenvector, at which its head has settled
 POINTS = 1500  # at which stages are detected, evenly spaced in log time
 
 
@@ -103,25 +104,14 @@ def value_error(path: WeightPath, d: int, on_plateau: bool = False) -> float:
     It is measured until 99% of e_{d+1} is learned. It starts when the head leaves its plateau (1% of the drop is done),
     or with `on_plateau` at the middle of the plateau. It is nan if that does not happen.
     """
-    end = np.flatnonzero(path.learned[:, d] > 0.99)
-    begin = middle_of_plateau(path, d) if on_plateau else leaving(path, d)
+    end = np.flatnonzero(path.learned[:, d] > LEARNED)
+    begin = middle_of_plateau(path, d) if on_plateau else path.leaving(d, LEARNED)
     if not len(end) or begin is None:
         return float("nan")
     lam, inverse_length = path.problem.lam, path.problem.inverse_length
     value = np.abs(path.weights.v[: end[0] + 1, path.head_of(d)])
     curve = theory.value_curve(path.times[begin : len(value)], float(value[begin]), lam, d, inverse_length)
     return float(np.max(np.abs(value[begin:] / curve - 1)))
-
-
-def leaving(path: WeightPath, d: int) -> int | None:
-    """Returns the index at which the head that learns e_{d+1} leaves its plateau; None if it does not."""
-    end = np.flatnonzero(path.learned[:, d] > 0.99)
-    if not len(end):
-        return None
-    value = np.abs(path.weights.v[: end[0], path.head_of(d)])
-    settled = theory.settled_value(path.problem.lam, d, path.problem.inverse_length)
-    before = np.flatnonzero(value < ON_PLATEAU * settled)
-    return int(before[-1]) if len(before) else None
 
 
 def plateau_of(path: WeightPath, d: int) -> tuple[float, float] | None:
@@ -145,8 +135,8 @@ def duration_ratios(path: WeightPath) -> list[float]:
         if plateau is None:
             found.append(float("nan"))
             continue
-        value = abs(float(np.interp(plateau[0], path.times, path.weights.v[:, path.head_of(d)])))
-        found.append((plateau[1] - plateau[0]) / theory.plateau_duration(float(path.problem.lam[d]), value))
+        expected = theory.plateau_duration(float(path.problem.lam[d]), path.value_at(plateau[0], d))
+        found.append((plateau[1] - plateau[0]) / expected)
     return found
 
 
