@@ -22,7 +22,7 @@ from stagelens_linear_icl.losses import loss_of
 RANKS = {1: 1_000_000, 2: 150_000, 3: 150_000, 4: 100_000, 5: 60_000, 6: 60_000, 7: 60_000, 8: 6_000}
 RANK_STARTS = {1: SMALL, 5: 8 * SMALL, 6: 8 * SMALL, 7: 8 * SMALL}  # the others: 2 * SMALL
 RANKS_LR = 0.8  # L6: stable for all ranks
-SCALES = (0.02, 0.1, 0.5, 1.0, 3.0)  # L8: w_init, from distinct plateaus to none; the paper's are in its figure only
+SCALES = (0.02, 0.1, 0.5, 1.0, 3.0)  # L8 and Fig. 4: w_init, from distinct plateaus to none; the paper gives no numbers
 SETS = (300, 3_000, 30_000)  # L13: sizes of the training set
 
 

@@ -22,13 +22,11 @@ from stagelens.figures import (
     name_beside,
     title_of,
 )
-from stagelens_linear_icl.claims.variations import softmax_runs
+from stagelens_linear_icl.claims.variations import SCALES, softmax_runs
 from stagelens_linear_icl.figures.main import LOSS, SEEDS, SINGLE, descent_of, draw_plateaus, draw_seeds, log_steps
 from stagelens_linear_icl.flow import descend
 from stagelens_linear_icl.model import stack
 from stagelens_linear_icl.tasks import Separate
-
-SCALES = (0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0)  # w_init of Fig. 4
 
 
 def with_settings(task: Separate, **settings: Any) -> Separate:
