@@ -11,7 +11,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 VOCAB, WIDTH, HEADS, LAYERS, CONTEXT = 20, 32, 4, 2, 24
-WAYS = ("scaled", "multihead", "weights", "by hand", "einsum")  # in which plain models attend
+BY_HAND = ("by hand", "einsum", "positions first", "softmax module", "folded", "added", "grouped")
+WAYS = ("scaled", "multihead", "weights", *BY_HAND)  # in which plain models attend
 
 
 class Attention(nn.Module):
@@ -19,23 +20,44 @@ class Attention(nn.Module):
 
     def __init__(self, way: str, dropout: float = 0.0) -> None:
         super().__init__()
-        self.way, self.dropout = way, nn.Dropout(dropout)
+        self.way, self.dropout, self.softmax = way, nn.Dropout(dropout), nn.Softmax(dim=-1)
         self.c_attn, self.c_proj = nn.Linear(WIDTH, 3 * WIDTH), nn.Linear(WIDTH, WIDTH)
 
     def forward(self, x: Tensor) -> Tensor:
         n, size, _ = x.shape
-        hidden = torch.ones(size, size, dtype=torch.bool).triu(1)
         q, k, v = (y.view(n, size, HEADS, -1).transpose(1, 2) for y in self.c_attn(x).split(WIDTH, 2))
         if self.way == "scaled":
             rate = self.dropout.p if self.training else 0.0
             z = F.scaled_dot_product_attention(q, k, v, is_causal=True, dropout_p=rate)
-        elif self.way == "by hand":
-            scores = (q @ k.transpose(-2, -1)) / math.sqrt(q.shape[-1])
-            z = self.dropout(F.softmax(scores.masked_fill(hidden, -math.inf), dim=-1)) @ v
         else:
-            scores = torch.einsum("bhqd,bhkd->bhqk", q, k) / math.sqrt(q.shape[-1])
-            z = torch.einsum("bhqk,bhkd->bhqd", self.dropout(scores.masked_fill(hidden, -1e9).softmax(-1)), v)
+            z = self.by_hand(q / math.sqrt(q.shape[-1]), k, v, torch.ones(size, size, dtype=torch.bool).triu(1))
         return self.c_proj(z.transpose(1, 2).reshape(n, size, WIDTH))
+
+    def by_hand(self, q: Tensor, k: Tensor, v: Tensor, hidden: Tensor) -> Tensor:
+        """Returns z [sequence, head, position, d_head]."""
+        if self.way == "by hand":
+            return self.dropout(F.softmax((q @ k.transpose(-2, -1)).masked_fill(hidden, -math.inf), dim=-1)) @ v
+        if self.way == "softmax module":
+            return torch.matmul(self.dropout(self.softmax((q @ k.mT).masked_fill(hidden, -math.inf))), v)
+        if self.way == "einsum":
+            scores = torch.einsum("bhqd,bhkd->bhqk", q, k).masked_fill(hidden, -1e9)
+            return torch.einsum("bhqk,bhkd->bhqd", self.dropout(scores.softmax(-1)), v)
+        if self.way == "positions first":
+            q, k, v = (x.permute(2, 0, 1, 3) for x in (q, k, v))
+            scores = torch.einsum("jbnd, ibnd -> bnij", k, q).masked_fill(hidden, -1e9)
+            return torch.einsum("bnij,jbnd->ibnd", self.dropout(torch.softmax(scores, dim=3)), v).permute(1, 2, 0, 3)
+        if self.way == "grouped":
+            q, k, v = (x.unflatten(1, (2, -1)) for x in (q, k, v))
+            return (self.dropout((q @ k.mT).masked_fill(hidden, -math.inf).softmax(-1)) @ v).flatten(1, 2)
+        q, k, v = (x.flatten(0, 1) for x in (q, k, v))
+        if self.way == "folded":
+            scores = torch.bmm(q, k.mT).masked_fill(hidden, -math.inf)
+        else:
+            scores = (
+                (torch.ones_like(hidden.float()) * -1e9).triu(1).expand(len(q), -1, -1).baddbmm(batch1=q, batch2=k.mT)
+            )
+        z = torch.bmm(self.dropout(F.softmax(scores, dim=-1, dtype=torch.float32).type_as(q)), v)
+        return z.unflatten(0, (-1, HEADS))
 
 
 class Multihead(nn.Module):
@@ -111,6 +133,9 @@ def tokens_like_text(n: int = 8, seed: int = 0) -> Tensor:
     return torch.randint(0, VOCAB, (n, CONTEXT), generator=torch.Generator().manual_seed(seed))
 
 
+EAGER = ("t5", "gpt_oss", "gemma2", "xglm", "bloom")  # have no other attention, or compute other scores
+
+
 def hugging_face(kind: str, attention: str = "sdpa", seed: int = 0) -> Any:
     """A small Hugging Face language model with random weights."""
     import transformers
@@ -164,6 +189,22 @@ def hugging_face(kind: str, attention: str = "sdpa", seed: int = 0) -> Any:
                 max_position_embeddings=64,
             )
         ),
+        "xglm": lambda: transformers.XGLMForCausalLM(
+            transformers.XGLMConfig(
+                d_model=WIDTH,
+                num_layers=LAYERS,
+                attention_heads=HEADS,
+                ffn_dim=64,
+                vocab_size=VOCAB,
+                max_position_embeddings=64,
+            )
+        ),
+        "bloom": lambda: transformers.BloomForCausalLM(
+            transformers.BloomConfig(hidden_size=WIDTH, n_layer=LAYERS, n_head=HEADS, vocab_size=VOCAB)
+        ),
+        "cohere": lambda: transformers.CohereForCausalLM(
+            transformers.CohereConfig(**sizes, pad_token_id=0, bos_token_id=0, eos_token_id=0)
+        ),
         "headless": lambda: transformers.LlamaModel(transformers.LlamaConfig(**sizes)),
         "gpt_oss": lambda: transformers.GptOssForCausalLM(
             transformers.GptOssConfig(**sizes, num_key_value_heads=2, head_dim=8, num_local_experts=4)
@@ -172,5 +213,5 @@ def hugging_face(kind: str, attention: str = "sdpa", seed: int = 0) -> Any:
         "electra": lambda: transformers.ElectraForMaskedLM(transformers.ElectraConfig(**sizes, embedding_size=16)),
     }
     model = makers[kind]()
-    model.set_attn_implementation("eager" if kind in ("t5", "gpt_oss", "gemma2") else attention)
+    model.set_attn_implementation("eager" if kind in EAGER else attention)
     return model.eval()

@@ -59,15 +59,6 @@ class OneHead(nn.Module):
         return x + self.o(F.softmax(input=scores, dim=-1) @ v)
 
 
-class Folded(OneHead):
-    """Heads are folded into the batch: [batch * head, position, d_head]."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        q, k, v = (heads_of(y).flatten(0, 1) for y in (self.q(x), self.k(x), self.v(x)))
-        z = torch.bmm((q @ k.mT).masked_fill(hidden(x), -torch.inf).softmax(-1), v)
-        return x + self.o(z.unflatten(0, (-1, HEADS)).transpose(1, 2).flatten(2))
-
-
 class Biased(nn.Module):
     """Hand-written attention in whose module a child makes a product of matrices first."""
 
@@ -214,9 +205,14 @@ def post_norm(norm_first: bool) -> nn.Module:
         (lambda: post_norm(False), "1.layers.1.self_attn.out_proj", "1.layers.1.linear2"),
         (lambda: post_norm(True), "1.layers.1.self_attn.out_proj", "1.layers.1.linear2"),
         (lambda: hugging_face("gemma2"), "model.layers.1.self_attn.o_proj", "model.layers.1.mlp.down_proj"),
+        (
+            lambda: hugging_face("bloom"),
+            "transformer.h.1.self_attention.dense",
+            "transformer.h.1.mlp.dense_4h_to_h",
+        ),
         (lambda: hugging_face("opt"), None, None),
     ],
-    ids=["bert", "post-norm", "pre-norm", "gemma2", "opt"],
+    ids=["bert", "post-norm", "pre-norm", "gemma2", "bloom", "opt"],
 )
 def test_what_attention_and_mlp_add_can_be_removed(made: Any, attention: str | None, mlp: str | None) -> None:
     """A branch that a hook sets to zero is a branch whose last linear map has zero weights."""
@@ -250,9 +246,10 @@ def test_a_hook_replaces_the_pattern_of_one_head() -> None:
     torch.testing.assert_close(*outputs, atol=1e-5, rtol=0)
 
 
-def test_heads_in_the_batch_are_not_taken_for_sequences() -> None:
-    with pytest.raises(sl.StagelensError, match="no attention was seen"):
-        sl.watch(Stack(*(Folded(False) for _ in range(LAYERS))), TOKENS)
+@pytest.mark.parametrize("kind", ["gemma2", "cohere"])
+def test_the_unembedding_is_found_behind_a_softcap_or_a_scale(kind: str) -> None:
+    model = hugging_face(kind)
+    assert torch.equal(sl.watch(model, TOKENS).W_U.mT, model.lm_head.weight)
 
 
 def test_matrices_that_nothing_tells_apart_are_not_guessed() -> None:

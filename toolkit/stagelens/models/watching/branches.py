@@ -31,7 +31,7 @@ def find_branches(block: str, attention: str, used: Mapping[str, Used]) -> tuple
     own = ".".join(attention.split(".")[: block.count(".") + 2])  # the child with the attention
     pairs = [(own, path) for path in reversed(children) if own in children and path != own]
     pairs += reversed(list(combinations([path for path in children if path in after], 2)))
-    return _that_add(whole, pairs, inside) or _before_norms(whole, after)
+    return _that_add(whole, pairs, inside) or _anywhere(whole, inside) or _before_norms(whole, after)
 
 
 def _that_add(whole: Used, pairs: Sequence[tuple[str, str]], inside: Mapping[str, Used]) -> tuple[str, str] | None:
@@ -41,6 +41,16 @@ def _that_add(whole: Used, pairs: Sequence[tuple[str, str]], inside: Mapping[str
     """
     sums = ((pair, whole.given + inside[pair[0]].made + inside[pair[1]].made) for pair in pairs)
     return next((pair for pair, total in sums if same(total, whole.made)), None)
+
+
+def _anywhere(whole: Used, inside: Mapping[str, Used]) -> tuple[str, str] | None:
+    """Does what `_that_add` does for modules at any depth: some add to the residual stream inside the block's parts."""
+    order = list(inside)
+    for attn in reversed(order):
+        mlp = _that_made(whole.made - whole.given - inside[attn].made, inside)
+        if mlp is not None and order.index(attn) < order.index(mlp):
+            return attn, mlp
+    return None
 
 
 def _before_norms(whole: Used, after: Mapping[str, Used]) -> tuple[str, str] | None:
@@ -57,8 +67,8 @@ def _before_norms(whole: Used, after: Mapping[str, Used]) -> tuple[str, str] | N
     return None
 
 
-def _that_made(x: Tensor, after: Mapping[str, Used]) -> str | None:
+def _that_made(x: Tensor, used: Mapping[str, Used]) -> str | None:
     """Returns the last module that gave `x`; None if there is none, or `x` is zero."""
     if not x.any():
         return None
-    return next((path for path in reversed(list(after)) if same(after[path].made, x)), None)
+    return next((path for path in reversed(list(used)) if same(used[path].made, x)), None)

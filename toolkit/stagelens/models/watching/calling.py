@@ -22,23 +22,38 @@ def call_model(model: nn.Module, batch: Any) -> Any:
 
 
 def logits_of(output: Any, strict: bool = True) -> Any:
-    """Returns the logits in a model's output: itself, its `logits`, or the first entry of a tuple.
+    """Returns the logits in a model's output: itself, its `logits`, or the first tensor with dimensions in a tuple.
 
     None for a model without a head, which gives hidden states only, and, unless `strict`, for anything else.
     """
-    if isinstance(output, Tensor):
-        return output
-    logits = output.get("logits") if isinstance(output, Mapping) else getattr(output, "logits", None)
-    if isinstance(logits, Tensor):
+    logits = output if isinstance(output, Tensor) else _named(output, "logits")
+    if isinstance(output, tuple | list) and logits is None:
+        logits = next((one for one in output if isinstance(one, Tensor) and one.ndim), None)
+    if isinstance(logits, Tensor) and (logits.ndim or not strict):
         return logits
-    if isinstance(output, tuple | list) and output and isinstance(output[0], Tensor):
-        return output[0]
     if not strict or isinstance(getattr(output, "last_hidden_state", None), Tensor):
         return None
     raise UsageError(
-        f"the model returned a {type(output).__name__} without logits; give forward=function(model, batch) that "
+        f"the model returned {described(output)} without logits; give forward=function(model, batch) that "
         "returns logits [batch, position, token]"
     )
+
+
+def loss_of(output: Any) -> Tensor | None:
+    """Returns the loss in a model's output: its `loss`, or the first number in a tuple; None if there is none."""
+    loss = _named(output, "loss")
+    if isinstance(output, tuple | list) and loss is None:
+        loss = next((one for one in output if isinstance(one, Tensor) and not one.ndim), None)
+    return loss if isinstance(loss, Tensor) else None
+
+
+def _named(output: Any, name: str) -> Any:
+    return output.get(name) if isinstance(output, Mapping) else getattr(output, name, None)
+
+
+def described(output: Any) -> str:
+    """Returns what `output` is, for an error: its shape if it is a tensor, otherwise its type."""
+    return f"a tensor of shape {list(output.shape)}" if isinstance(output, Tensor) else f"a {type(output).__name__}"
 
 
 def tokens_of(batch: Any) -> Tensor | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -13,6 +13,10 @@ from stagelens.models.watching.seam import Seam, Tracker
 
 # Arguments that carry the keys' source of a cross-attention, in Hugging Face and PyTorch models.
 CROSS_ARGUMENTS = ("encoder_hidden_states", "key_value_states", "memory")
+DIMENSIONS = (3, 4, 5)  # of queries, keys, values and scores
+
+
+Place = tuple[str, int]  # the path of a module, and how often the same happened there before in the pass
 
 
 @dataclass(frozen=True)
@@ -28,20 +32,27 @@ class Call:
     d_head: int | None = None  # None if the keys are not seen
     cross: bool = False
     outside: bool = False  # it was made while no module ran, by a `forward` of the user's own
-    products: tuple[int, int] | None = None  # of a softmax: which matrix products of the module are q k^T and a v
+    products: tuple[Place, Place] | None = None  # of a softmax: the matrix products q k^T and a v
 
     @property
     def key(self) -> tuple[str, str, int]:
         return self.kind, self.path, self.nth
 
+    @property
+    def place(self) -> Place:
+        return self.path, self.nth
 
-def find_attention(model: nn.Module, run: Callable[[], Any], n_batch: int | None = None) -> list[Call]:
-    """Returns the attentions that `run()` makes on `n_batch` sequences, ordered by the position of their modules.
+
+def find_attention(model: nn.Module, run: Callable[[], Any], sizes: Sequence[int] = ()) -> list[Call]:
+    """Returns the attentions that `run()` makes, ordered by the position of their modules.
 
     If one module attends several times in a pass (shared layers), the order of the calls decides.
+
+    Args:
+        sizes: The shape of the batch that `run` gives to the model, if it is known.
     """
     paths = list(dict(model.named_modules()))
-    finder = Finder(model, n_batch)
+    finder = Finder(model, sizes)
     with finder.tracker.following(), finder.arguments(), finder:
         run()
     calls = finder.calls()
@@ -50,14 +61,25 @@ def find_attention(model: nn.Module, run: Callable[[], Any], n_batch: int | None
     return calls
 
 
-@dataclass
+@dataclass(frozen=True)
 class Product:
-    """A product of two batches of matrices, in the order of all that happens at one module."""
+    """A product of two batches of matrices."""
 
-    nth: int
-    left: tuple[int, ...]
-    result: tuple[int, ...]
-    inner: int  # the dimension that is summed over
+    place: Place
+    left: torch.Size
+    result: torch.Size
+
+
+@dataclass(frozen=True)
+class Softmax:
+    """A softmax that is attention if there are matrix products around it."""
+
+    call: Call
+    scores: torch.Size
+
+    def made_by(self, shape: torch.Size) -> bool:
+        """Whether matrices of `shape` can be the scores. Heads may be folded into the batch in one of the two."""
+        return shape[-2:] == self.scores[-2:] and shape.numel() == self.scores.numel()
 
 
 @dataclass
@@ -65,10 +87,9 @@ class Finder(Seam):
     """Notes every attention of a pass."""
 
     model: nn.Module
-    n_batch: int | None = None  # None: not known
-    found: list[Call] = field(default_factory=list)
-    products: dict[str, list[Product | int]] = field(default_factory=dict)  # by path; an int is a softmax
-    flat: set[tuple[str, str, int]] = field(default_factory=set)  # keys of attentions without a dimension for heads
+    sizes: Sequence[int] = ()
+    found: list[Call] = field(default_factory=list)  # of `F.scaled_dot_product_attention`
+    events: list[Product | Softmax] = field(default_factory=list)  # in their order
     crossing: set[str] = field(default_factory=set)  # modules that are given another source of keys
 
     def __post_init__(self) -> None:
@@ -84,59 +105,67 @@ class Finder(Seam):
         self._same = query is key or torch.equal(query, key)
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-        if query.ndim in (3, 4):
+        if query.ndim in DIMENSIONS:
             path, nth = self.tracker.next("scaled")
-        if query.ndim == 4 or self._one_head(query):
-            heads = query.shape[1] if query.ndim == 4 else 1
-            sizes = heads, query.shape[-2], key.shape[-2], query.shape[-1]
-            cross = not self._same or query.shape[-2] != key.shape[-2] or path in self.crossing
-            self.found.append(Call("scaled", path, nth, *sizes, cross=cross, outside=not self.tracker.running))
+            if heads := self._heads(query):
+                sizes = heads, query.shape[-2], key.shape[-2], query.shape[-1]
+                cross = not self._same or query.shape[-2] != key.shape[-2] or path in self.crossing
+                self.found.append(Call("scaled", path, nth, *sizes, cross=cross, outside=not self.tracker.running))
         self._same = True
         return self.scaled(query, key, value, *args, **kwargs)
 
     def softmax(self, func: Callable[..., Tensor], scores: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         if is_pattern(scores, *args, **kwargs):
             path, nth = self.tracker.next("softmax")
-            self.products.setdefault(path, []).append(nth)
-            if scores.ndim == 4 or self._one_head(scores):
+            if heads := self._heads(scores):
                 n_query, n_key = scores.shape[-2:]
-                heads = scores.shape[1] if scores.ndim == 4 else 1
                 cross = n_query != n_key or path in self.crossing
                 outside = not self.tracker.running
-                self.found.append(Call("softmax", path, nth, heads, n_query, n_key, cross=cross, outside=outside))
-                if scores.ndim == 3:
-                    self.flat.add(self.found[-1].key)
+                call = Call("softmax", path, nth, heads, n_query, n_key, cross=cross, outside=outside)
+                self.events.append(Softmax(call, scores.shape))
         return func(scores, *args, **kwargs)
 
     def product(self, func: Callable[..., Tensor], left: Tensor, right: Tensor) -> Tensor:
         result = func(left, right)
-        if left.ndim == right.ndim and left.ndim in (3, 4):
-            path, nth = self.tracker.next("product")
-            one = Product(nth, tuple(left.shape), tuple(result.shape), left.shape[-1])
-            self.products.setdefault(path, []).append(one)
+        if left.ndim == right.ndim and left.ndim in DIMENSIONS:
+            self.events.append(Product(self.tracker.next("product"), left.shape, result.shape))
         return result
 
     def calls(self) -> list[Call]:
         """The attentions; those seen at a softmax with the matrix products around it.
 
-        A softmax over [batch, position, feature] is attention only if there are such products.
+        A softmax without such products is attention only if it has a dimension for heads, and the batch has as many
+        positions as there are queries and keys.
         """
-        calls = [self._with_products(call) if call.kind == "softmax" else call for call in self.found]
-        return [call for call in calls if call.kind == "scaled" or call.products or call.key not in self.flat]
+        calls = list(self.found)
+        for at, event in enumerate(self.events):
+            if isinstance(event, Softmax):
+                call = self._with_products(at, event)
+                positions = self.sizes[:2] or (call.n_query,)
+                if call.products or (len(event.scores) > 3 and call.n_query == call.n_key and call.n_key in positions):
+                    calls.append(call)
+        return calls
 
-    def _one_head(self, x: Tensor) -> bool:
-        """Whether `x` [batch, position, ...] has no dimension for heads. Otherwise they are folded into the batch."""
-        return x.ndim == 3 and self.n_batch in (None, len(x))
+    def _heads(self, x: Tensor) -> int:
+        """Returns the number of heads of queries or scores `x`; 0 if they are not those of the batch's sequences.
 
-    def _with_products(self, call: Call) -> Call:
-        around = self.products[call.path]
-        at = around.index(call.nth)
-        shape = (call.n_query, call.n_key) if call.key in self.flat else (call.n_heads, call.n_query, call.n_key)
-        before = [one for one in around[:at] if isinstance(one, Product) and one.result[1:] == shape]
-        after = [one for one in around[at:] if isinstance(one, Product) and one.left[1:] == shape]
+        The dimensions are [batch, head, query, ...], [batch, group of heads, head, query, ...], or [batch, query, ...]
+        with heads folded into the batch.
+        """
+        if x.ndim > 3:
+            return x.shape[1:-2].numel()
+        positions_first = len(self.sizes) > 1 and self.sizes[0] == x.shape[-2] != self.sizes[1]
+        n_batch = self.sizes[positions_first] if self.sizes else len(x)
+        return len(x) // n_batch if n_batch and len(x) % n_batch == 0 else 0
+
+    def _with_products(self, at: int, softmax: Softmax) -> Call:
+        """Returns the call of the softmax at `at` with the first product since the last softmax, and the next one."""
+        start = max((i + 1 for i in range(at) if isinstance(self.events[i], Softmax)), default=0)
+        before = [one for one in self.events[start:at] if isinstance(one, Product) and softmax.made_by(one.result)]
+        after = [one for one in self.events[at:] if isinstance(one, Product) and softmax.made_by(one.left)]
         if not before or not after:
-            return call
-        return replace(call, d_head=before[-1].inner, products=(before[-1].nth, after[0].nth))
+            return softmax.call
+        return replace(softmax.call, d_head=before[0].left[-1], products=(before[0].place, after[0].place))
 
 
 class _Arguments:
@@ -163,5 +192,5 @@ class _Arguments:
 
 
 def is_pattern(scores: Tensor, dim: int | None = None, *_: Any, **__: Any) -> bool:
-    """Whether a softmax of `scores` over `dim` can be attention [batch, head, query, key] or [batch, query, key]."""
-    return scores.ndim in (3, 4) and dim in (-1, scores.ndim - 1)
+    """Whether a softmax of `scores` over `dim` can be attention: over the last of three to five dimensions."""
+    return scores.ndim in DIMENSIONS and dim in (-1, scores.ndim - 1)

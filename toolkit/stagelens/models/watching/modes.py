@@ -16,20 +16,6 @@ from stagelens.base import UsageError, untouched_buffers, untouched_rng
 
 
 @contextmanager
-def at_rest(model: nn.Module) -> Iterator[None]:
-    """Evaluation mode without gradients. Modes, buffers and random states are left as found."""
-    modes = [(module, module.training) for module in model.modules()]
-    with untouched_rng(), untouched_buffers(model), torch.no_grad():
-        try:
-            for module, _ in modes:
-                module.training = False
-            yield
-        finally:
-            for module, mode in modes:
-                module.training = mode
-
-
-@contextmanager
 def uncompiled() -> Iterator[None]:
     """Runs compiled functions as they were written, and PyTorch's encoder layers without their fused kernel."""
     fused = torch.backends.mha.get_fastpath_enabled()
@@ -39,6 +25,20 @@ def uncompiled() -> Iterator[None]:
         torch.backends.mha.set_fastpath_enabled(False)
         stack.callback(torch.backends.mha.set_fastpath_enabled, fused)
         yield
+
+
+@contextmanager
+def at_rest(model: nn.Module) -> Iterator[None]:
+    """Uncompiled, in evaluation mode, without gradients. Modes, buffers and random states are left as found."""
+    modes = [(module, module.training) for module in model.modules()]
+    with untouched_rng(), untouched_buffers(model), torch.no_grad(), uncompiled():
+        try:
+            for module, _ in modes:
+                module.training = False
+            yield
+        finally:
+            for module, mode in modes:
+                module.training = mode
 
 
 @contextmanager

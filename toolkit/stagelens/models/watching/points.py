@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from stagelens.base import UsageError
 from stagelens.models.lens import HookPoint
-from stagelens.models.watching.discovery import Call, is_pattern
+from stagelens.models.watching.discovery import DIMENSIONS, Call, is_pattern
 from stagelens.models.watching.projections import Heads
 from stagelens.models.watching.seam import Seam, Tracker, attention_of, pattern_of
 
@@ -71,6 +71,37 @@ class AttentionPoints(nn.Module):
             raise UsageError(f"the newest pass of the model had no attention of {n_query} queries to {n_key} keys")
         return self._visible
 
+    def at_pattern(self, name: str, x: Tensor) -> Tensor:
+        """Passes scores or a pattern through a hook point, which sees [batch, head, query, key]."""
+        return self._through(name, x, self._by_head(x))
+
+    def at_heads(self, name: str, x: Tensor) -> Tensor:
+        """Passes queries, keys, values or z through a hook point, which sees [batch, position, head, d_head]."""
+        return self._through(name, x, self._by_head(x).transpose(1, 2))
+
+    def changed(self, name: str, x: Tensor) -> tuple[Tensor, bool]:
+        """Does what `at_pattern` does; returns what comes out, and whether a hook replaced or changed it."""
+        before = x.clone() if x.is_inference() else x._version  # inference tensors have no version counter
+        given = self.at_pattern(name, x)
+        if given is not x:
+            return given, True
+        return x, not torch.equal(x, before) if isinstance(before, Tensor) else x._version != before
+
+    def _by_head(self, x: Tensor) -> Tensor:
+        """Returns `x` as [batch, head, ...]: heads may be folded into the batch, or have groups."""
+        if x.ndim == 3:
+            return x.reshape(-1, self.call.n_heads, *x.shape[1:])
+        return x.flatten(1, 2) if x.ndim == 5 else x
+
+    def _through(self, name: str, x: Tensor, seen: Tensor) -> Tensor:
+        """Passes `seen`, a view of `x`, through a hook point; returns what comes out in the layout of `x`."""
+        given: Tensor = getattr(self, f"hook_{name}")(seen)
+        copied = x.ndim == 5 and not x.is_contiguous()  # then a hook may have changed the copy in place
+        if given is seen and not (copied and self.hooked(f"hook_{name}")):
+            return x
+        by_head = given if name in ("attn_scores", "pattern") else given.transpose(1, 2)
+        return by_head.reshape(x.shape)
+
     def hooked(self, *names: str) -> bool:
         """Returns True if one of the hook points `names` has a hook."""
         points = (getattr(self, name) for name in names)
@@ -84,8 +115,8 @@ class HookedSeam(Seam):
         super().__init__()
         self.tracker = tracker
         self.sites: Mapping[Any, AttentionPoints] = {site.call.key: site for site in sites}
-        self.scoring = {(site.call.path, site.call.products[0]): site for site in sites if site.call.products}
-        self.mixing = {(site.call.path, site.call.products[1]): site for site in sites if site.call.products}
+        self.scoring = {site.call.products[0]: site for site in sites if site.call.products}
+        self.mixing = {site.call.products[1]: site for site in sites if site.call.products}
 
     def attend(
         self,
@@ -99,88 +130,57 @@ class HookedSeam(Seam):
         enable_gqa: bool = False,
     ) -> Tensor:
         options: dict[str, Any] = {"is_causal": is_causal, "scale": scale, "enable_gqa": enable_gqa}
-        site: Any = self._known(self.sites, "scaled", *self.tracker.next("scaled")) if query.ndim in (3, 4) else None
+        site = None
+        if query.ndim in DIMENSIONS:
+            site = self._known(self.sites, ("scaled", *self.tracker.next("scaled")))
         if site is None:
             return self.scaled(query, key, value, attn_mask, dropout_p, **options)
-        query, key, value = (
-            at_heads(point, x) for point, x in ((site.hook_q, query), (site.hook_k, key), (site.hook_v, value))
-        )
+        query, key, value = (site.at_heads(name, x) for name, x in (("q", query), ("k", key), ("v", value)))
         site.saw_mask(attn_mask, is_causal, query.shape[-2], key.shape[-2])
         pattern = self._replaced(site, query, key, attn_mask, options)
         if pattern is None:
-            return at_heads(site.hook_z, self.scaled(query, key, value, attn_mask, dropout_p, **options))
+            return site.at_heads("z", self.scaled(query, key, value, attn_mask, dropout_p, **options))
         if value.ndim == 4:
             value = value.repeat_interleave(query.shape[1] // value.shape[1], dim=1)
-        return at_heads(site.hook_z, pattern.to(value.dtype) @ value)
+        return site.at_heads("z", pattern.to(value.dtype) @ value)
 
-    def _known(self, sites: Mapping[Any, AttentionPoints], *key: Any) -> AttentionPoints | None:
+    def _known(self, sites: Mapping[Any, AttentionPoints], key: Any) -> AttentionPoints | None:
         """Returns the site at `key`; None for what other models do while the watched one does not run."""
         site = sites.get(key)
         return None if site is None or (not self.tracker.running and not site.call.outside) else site
 
     def _replaced(
-        self, site: Any, query: Tensor, key: Tensor, mask: Tensor | None, options: dict[str, Any]
+        self, site: AttentionPoints, query: Tensor, key: Tensor, mask: Tensor | None, options: dict[str, Any]
     ) -> Tensor | None:
         """Passes scores and pattern through their hook points; returns the pattern if a hook replaced one of them."""
         if not site.hooked("hook_attn_scores", "hook_pattern"):
             return None
         scores, pattern = attention_of(query, key, mask, **options)
-        new_scores, rescored = through(site.hook_attn_scores, scores)
-        new_pattern, replaced = through(site.hook_pattern, pattern_of(new_scores) if rescored else pattern)
+        new_scores, rescored = site.changed("attn_scores", scores)
+        new_pattern, replaced = site.changed("pattern", pattern_of(new_scores) if rescored else pattern)
         return new_pattern if rescored or replaced else None
 
     def softmax(self, func: Callable[..., Tensor], scores: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-        site: Any = None
+        site = None
         if is_pattern(scores, *args, **kwargs):
-            site = self._known(self.sites, "softmax", *self.tracker.next("softmax"))
+            site = self._known(self.sites, ("softmax", *self.tracker.next("softmax")))
         if site is None:
             return func(scores, *args, **kwargs)
         site.saw_mask(scores, False, *scores.shape[-2:])
-        scores = at_pattern(site.hook_attn_scores, scores)
-        return at_pattern(site.hook_pattern, func(scores, *args, **kwargs))
+        scores = site.at_pattern("attn_scores", scores)
+        return site.at_pattern("pattern", func(scores, *args, **kwargs))
 
     def product(self, func: Callable[..., Tensor], left: Tensor, right: Tensor) -> Tensor:
-        if left.ndim != right.ndim or left.ndim not in (3, 4):
+        if left.ndim != right.ndim or left.ndim not in DIMENSIONS:
             return func(left, right)
-        at = self.tracker.next("product")
-        scoring: Any = self._known(self.scoring, *at)
-        mixing: Any = self._known(self.mixing, *at)
+        place = self.tracker.next("product")
+        scoring = self._known(self.scoring, place)
+        mixing = self._known(self.mixing, place)
         if scoring is not None:
-            return func(at_heads(scoring.hook_q, left), at_heads(scoring.hook_k, right.mT).mT)
+            return func(scoring.at_heads("q", left), scoring.at_heads("k", right.mT).mT)
         if mixing is not None:
-            return at_heads(mixing.hook_z, func(left, at_heads(mixing.hook_v, right)))
+            return mixing.at_heads("z", func(left, mixing.at_heads("v", right)))
         return func(left, right)
-
-
-def at_heads(point: HookPoint, x: Tensor) -> Tensor:
-    """Passes `x` [batch, head, position, d_head] through a hook point that sees [batch, position, head, d_head].
-
-    If `x` is [batch, position, d_head], there is one head.
-    """
-    seen = x[:, :, None] if x.ndim == 3 else x.transpose(1, 2)
-    given: Tensor = point(seen)
-    if given is seen:
-        return x
-    return given[:, :, 0] if x.ndim == 3 else given.transpose(1, 2)
-
-
-def at_pattern(point: HookPoint, x: Tensor) -> Tensor:
-    """Passes `x` [batch, head, query, key], or [batch, query, key] of one head, through a hook point with heads."""
-    if x.ndim == 4:
-        given: Tensor = point(x)
-        return given
-    seen = x[:, None]
-    given = point(seen)
-    return x if given is seen else given[:, 0]
-
-
-def through(point: HookPoint, x: Tensor) -> tuple[Tensor, bool]:
-    """Does what `at_pattern` does; returns what comes out, and whether a hook replaced or changed it."""
-    before = x.clone() if x.is_inference() else x._version  # inference tensors have no version counter
-    given = at_pattern(point, x)
-    if given is not x:
-        return given, True
-    return x, not torch.equal(x, before) if isinstance(before, Tensor) else x._version != before
 
 
 def into(point: HookPoint) -> Callable[..., Any]:

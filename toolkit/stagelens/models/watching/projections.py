@@ -8,6 +8,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from stagelens.base import UsageError
+
 CLOSE = 1e-4  # relative to the largest entry; two ways to compute one tensor round differently
 
 
@@ -54,6 +56,11 @@ def proportional(a: Tensor, b: Tensor) -> bool:
     return bool(factor > 0) and same(a * factor, b)
 
 
+def increasing(a: Tensor, b: Tensor) -> bool:
+    """Whether the entries of `b` along the last dimension are in the order of those of `a`, as after a softcap."""
+    return a.shape == b.shape and bool((b.gather(-1, a.argsort(dim=-1)).diff(dim=-1) >= 0).all())
+
+
 def linear_of(used: Used, module: nn.Module) -> Linear | None:
     """Returns the weight of a module, if what it computed shows that it is a linear map."""
     weight, bias = getattr(module, "weight", None), getattr(module, "bias", None)
@@ -89,19 +96,30 @@ def find_heads(path: str, module: nn.Module, caught: Mapping[str, Tensor], linea
         fused = Linear(f"{path}.in_proj_weight")
         parts = {f"W_{name}": (fused, own + i * own.numel()) for i, name in enumerate("QKV")}
         return {**parts, "W_O": (Linear(f"{path}.out_proj.weight"), own)}
-    found = {
-        f"W_{name.upper()}": projections(caught[f"hook_{name}"], part, n_heads, linears)
-        for part, name in enumerate("qkv")
-    }
-    if not found["W_Q"]:  # some models scale the queries themselves, as OPT does
-        found["W_Q"] = projections(caught["hook_q"], 0, n_heads, linears, proportional)
+    found: dict[str, list[Match]] = {}
+    for part, name in enumerate("qkv"):
+        made = caught[f"hook_{name}"]
+        found[f"W_{name.upper()}"] = projections(made, part, n_heads, linears)
+        if not found[f"W_{name.upper()}"] and name != "v":  # some models scale queries (OPT) or keys (DeBERTa-v2)
+            found[f"W_{name.upper()}"] = projections(made, part, n_heads, linears, proportional)
     found["W_O"] = [(used.path, linear, own) for used, linear in linears if same(used.given, z.flatten(2))]
+    if not found["W_O"] and len(z) > 1 and any(same(used.given, heads_first(z).flatten(2)) for used, _ in linears):
+        raise UsageError(
+            f"{path!r} folds heads into the batch with the heads first, [head * batch, position, d_head]; fold them as "
+            "[batch * head, position, d_head]"
+        )
     chosen = {name: only(matches, path) for name, matches in found.items()}
     return {
         name: (one[0], one[1].repeat_interleave(n_heads // len(one[1]), dim=0))  # grouped keys: once for each head
         for name, one in chosen.items()
         if one is not None
     }
+
+
+def heads_first(z: Tensor) -> Tensor:
+    """Returns `z` [batch, position, head, d_head] as it is if the heads come first where they are folded."""
+    n_heads = z.shape[2]
+    return z.transpose(1, 2).flatten(0, 1).view(n_heads, len(z), z.shape[1], -1).permute(1, 2, 0, 3)
 
 
 Match = tuple[str, Linear, Tensor]

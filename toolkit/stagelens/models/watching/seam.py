@@ -18,17 +18,24 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
+from stagelens.models.watching.einsums import back, matrix_product
+
 SCALED = F.scaled_dot_product_attention
 MULTIHEAD = F.multi_head_attention_forward
-SOFTMAX = {F.softmax, torch.softmax, Tensor.softmax, torch.special.softmax}
+SOFTMAX = {F.softmax, torch.softmax, Tensor.softmax, torch.special.softmax, torch._softmax}
 PRODUCT = {torch.matmul, Tensor.matmul, Tensor.__matmul__, torch.bmm, Tensor.bmm}
+ADDED_PRODUCT = {torch.baddbmm, Tensor.baddbmm}
 
 
 class Tracker:
-    """Knows which of the given modules runs, and counts what happens at each of them during one pass of `root`."""
+    """Knows which of the given modules runs, and counts what happens at each of them during one pass of `root`.
+
+    What happens in an `nn.Softmax` counts for the module that calls it.
+    """
 
     def __init__(self, root: nn.Module, modules: Mapping[str, nn.Module]) -> None:
-        self.root, self.modules = root, modules
+        self.root = root
+        self.modules = {path: one for path, one in modules.items() if not isinstance(one, nn.Softmax)}
         self.running: list[str] = []
         self.counts: Counter[tuple[str, str]] = Counter()
 
@@ -89,6 +96,10 @@ class Seam(TorchFunctionMode):
             return self.softmax(func, scores, *rest, **{name: x for name, x in kwargs.items() if name != "input"})
         if func in PRODUCT and not kwargs:
             return self.product(func, *args)
+        if func in ADDED_PRODUCT and len(args) < 4:
+            return self._added_product(func, *args, **kwargs)
+        if func is torch.einsum:
+            return self._einsum(*args)
         return func(*args, **kwargs)
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor, *args: Any, **kwargs: Any) -> Tensor:
@@ -102,6 +113,27 @@ class Seam(TorchFunctionMode):
     def product(self, func: Callable[..., Tensor], left: Tensor, right: Tensor) -> Tensor:
         """Replaces every product of two matrices or batches of them."""
         return func(left, right)
+
+    def _added_product(
+        self, func: Callable[..., Tensor], input: Tensor, batch1: Tensor, batch2: Tensor, **scales: Any
+    ) -> Tensor:
+        """Passes a product of matrices that is added to `input` through `product`."""
+        return self.product(lambda left, right: func(input, left, right, **scales), batch1, batch2)
+
+    def _einsum(self, equation: str, *operands: Any) -> Tensor:
+        """Passes an einsum through `product` if it is a product of batches of matrices."""
+        tensors = operands[0] if len(operands) == 1 and isinstance(operands[0], list | tuple) else operands
+        as_matrices = matrix_product(equation) if isinstance(equation, str) and len(tensors) == 2 else None
+        if as_matrices is None:
+            return torch.einsum(equation, *operands)
+        one = as_matrices
+
+        def multiplied(left: Tensor, right: Tensor) -> Tensor:
+            pair = back(left, one.left), back(right, one.right)
+            return torch.einsum(equation, *(reversed(pair) if one.swapped else pair)).permute(one.result)
+
+        left, right = reversed(tensors) if one.swapped else tensors
+        return back(self.product(multiplied, left.permute(one.left), right.permute(one.right)), one.result)
 
     def sources(self, query: Tensor, key: Tensor) -> None:
         """Is called with the tensors that queries and keys of the next attention are made of, if they are known."""

@@ -17,7 +17,16 @@ from torch import Tensor, nn
 
 from stagelens.models.watching.branches import find_branches
 from stagelens.models.watching.discovery import Call
-from stagelens.models.watching.projections import Heads, Linear, Used, find_heads, linear_of, same
+from stagelens.models.watching.projections import (
+    Heads,
+    Linear,
+    Linears,
+    Used,
+    find_heads,
+    increasing,
+    linear_of,
+    same,
+)
 
 
 @dataclass(frozen=True)
@@ -51,15 +60,13 @@ def find_structure(
     linears = [(one, linear) for one in used if (linear := linear_of(one, modules[one.path])) is not None]
     embeddings = [one for one in used if isinstance(modules[one.path], nn.Embedding)]
     embedding = next((one.path for one in embeddings if tokens is not None and same(one.given, tokens)), None)
-    made = ends(logits) if isinstance(logits, Tensor) else None
-    unembedding = next((linear for one, linear in reversed(linears) if made is not None and same(one.made, made)), None)
     first: dict[str, Used] = {}
     for one in used:
         first.setdefault(one.path, one)
     blocks = find_blocks([call.path for call in calls], first)
     return Structure(
         embedding=Linear(f"{embedding}.weight") if embedding else None,
-        unembedding=unembedding,
+        unembedding=find_unembedding(ends(logits), linears) if isinstance(logits, Tensor) else None,
         heads=[
             find_heads(call.path, modules[call.path], one, linears) for call, one in zip(calls, caught, strict=True)
         ],
@@ -88,6 +95,12 @@ def recording(modules: Mapping[str, nn.Module]) -> Iterator[list[Used]]:
     finally:
         for handle in handles:
             handle.remove()
+
+
+def find_unembedding(logits: Tensor, linears: Linears) -> Linear | None:
+    """Returns the last linear map that gives the logits, or what they are an increasing function of."""
+    last_first = list(reversed(linears))
+    return next((linear for equal in (same, increasing) for one, linear in last_first if equal(one.made, logits)), None)
 
 
 def ends(x: Tensor) -> Tensor:

@@ -15,8 +15,10 @@ from stagelens.models.lens import HookedRootModule, HookPoint
 from stagelens.models.watching.calling import (
     Forward,
     call_model,
+    described,
     is_sharded,
     logits_of,
+    loss_of,
     name_of_tokens,
     tokens_of,
     unwrapped,
@@ -29,7 +31,10 @@ from stagelens.models.watching.structure import Structure, find_structure, first
 
 CONTEXT_KEYS = ("max_position_embeddings", "n_positions", "block_size", "n_ctx")  # of a model's own config
 LOGITS = "[batch, position, token]"
-LOOKED_FOR = "F.scaled_dot_product_attention, nn.MultiheadAttention, or a softmax over [batch, head, query, key]"
+LOOKED_FOR = (
+    "F.scaled_dot_product_attention, nn.MultiheadAttention, or torch's softmax over the keys between two products of "
+    "matrices; flash-attn and flex kernels, a softmax written with exp, and one over chunks of keys cannot be seen"
+)
 
 
 def watch(model: nn.Module, example: Any, forward: Forward | None = None) -> Watched:
@@ -90,6 +95,7 @@ class Watched(HookedRootModule):  # type: ignore[misc]
         self._forward = forward or call_model
         self._tracker: Tracker | None = None  # of the seam that is installed
         self._tokens_name = name_of_tokens(example)
+        self._in_tuple = isinstance(example, tuple | list)
         self.structure = Structure()
         self.layers = self._add_attention(self._find_attention(example))  # the self-attentions
         self.setup()
@@ -103,7 +109,7 @@ class Watched(HookedRootModule):  # type: ignore[misc]
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Returns the logits of the user's model on a batch, or on its own arguments.
 
-        If batches are mappings, tokens alone are given to the model under their name there.
+        If batches are mappings or tuples, tokens alone are given to the model in one: under their name there, or first.
         """
         hooked = any(point.fwd_hooks or point.bwd_hooks for point in self.hook_points())
         with self._seam() if hooked else uncompiled():
@@ -111,8 +117,13 @@ class Watched(HookedRootModule):  # type: ignore[misc]
                 self._tracker.restart()
             if len(args) != 1 or kwargs:
                 return logits_of(self.model(*args, **kwargs))
-            tokens_alone = isinstance(args[0], Tensor) and self._tokens_name is not None
-            return self._forward(self.model, {self._tokens_name: args[0]} if tokens_alone else args[0])
+            return self._forward(self.model, self._as_batch(args[0]) if isinstance(args[0], Tensor) else args[0])
+
+    def _as_batch(self, tokens: Tensor) -> Any:
+        """Returns tokens alone as a batch of the kind of the example."""
+        if self._in_tuple:
+            return (tokens,)
+        return tokens if self._tokens_name is None else {self._tokens_name: tokens}
 
     @contextmanager
     def hooks(self, *args: Any, **kwargs: Any) -> Iterator[Any]:
@@ -137,6 +148,8 @@ class Watched(HookedRootModule):  # type: ignore[misc]
         """
         if loss is None and isinstance(batch, Mapping) and "labels" in batch:
             loss = _own_loss
+            with at_rest(self.model):
+                loss(self.model, batch)  # so that a model without a loss is an error here
         if loss is None:
             return None
         chosen = loss
@@ -177,8 +190,8 @@ class Watched(HookedRootModule):  # type: ignore[misc]
         with at_rest(self.model), within_embeddings(self.model):
             try:
                 given = first_tensor(tokens_of(example) if tokens_of(example) is not None else example)
-                n_batch = len(given) if given is not None and given.ndim else None
-                calls = find_attention(self.model, lambda: self._logits(example), n_batch)
+                sizes = () if given is None else tuple(given.shape)
+                calls = find_attention(self.model, lambda: self._logits(example), sizes)
             except UsageError:
                 raise
             except Exception as error:
@@ -190,24 +203,22 @@ class Watched(HookedRootModule):  # type: ignore[misc]
         if calls and all(call.cross for call in calls):
             raise UsageError(
                 f"no self-attention was seen in {name} on the batch: in every attention the keys are of another source "
-                "or number than the queries; give whole sequences, without cached keys (attention with sinks, as in "
-                "gpt-oss, is not supported)"
+                "or number than the queries; give whole sequences, without cached keys"
             )
         if not calls:
             raise UsageError(
-                f"no attention was seen in {name} on the batch: looked for {LOOKED_FOR}; flash-attn and flex kernels "
-                "cannot be seen, so load the model with sdpa or eager attention"
+                f"no attention was seen in {name} on the batch: looked for {LOOKED_FOR}; load a Hugging Face model "
+                "with sdpa or eager attention (attention with sinks, as in gpt-oss, is not supported)"
             )
         return calls
 
     def _logits(self, batch: Any) -> Any:
         logits = self._forward(self.model, batch)
-        if self._forward is not call_model and not isinstance(logits, Tensor):
-            raise UsageError(f"forward returned a {type(logits).__name__}; it must return logits, a tensor")
-        if self._forward is not call_model and logits.ndim < 2:
-            shape = list(logits.shape)
+        wrong = not isinstance(logits, Tensor) or logits.ndim < 2 or not logits.is_floating_point()
+        if self._forward is not call_model and wrong:
+            kind = f" of {logits.dtype}" if isinstance(logits, Tensor) and logits.ndim > 1 else ""
             raise UsageError(
-                f"forward returned a tensor of shape {shape}; it must return logits [batch, position, token]"
+                f"forward returned {described(logits)}{kind}; it must return logits [batch, position, token], a tensor"
             )
         return logits
 
@@ -279,7 +290,7 @@ class Watched(HookedRootModule):  # type: ignore[misc]
         if self._tracker is not None:
             yield
             return
-        attending = {site.call.path for site in self._sites}
+        attending = {path for site in self._sites for path, _ in (site.call.place, *(site.call.products or ()))}
         modules = dict(self.model.named_modules())
         children = {path for path in modules if path and path.rpartition(".")[0] in attending}
         tracker = Tracker(self.model, {path: modules[path] for path in attending | children})
@@ -309,7 +320,12 @@ class Watched(HookedRootModule):  # type: ignore[misc]
 
 
 def _own_loss(model: Any, batch: Mapping[str, Any]) -> Tensor:
-    loss: Tensor = model(**batch).loss
+    loss = loss_of(model(**batch))
+    if loss is None:
+        raise UsageError(
+            f"the batch has labels, but {type(model).__name__} returned no loss; give loss=function(model, batch), or "
+            "leave the labels out"
+        )
     return loss
 
 

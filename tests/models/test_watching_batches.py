@@ -1,0 +1,117 @@
+"""Batches and outputs of every kind: what is measured, and what is refused in one line."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from transformers import BatchEncoding
+
+import stagelens as sl
+from kit.own_models import VOCAB, hugging_face, next_token_loss, plain_model, tokens_like_text
+
+TOKENS = tokens_like_text()
+LABELLED = {"input_ids": TOKENS, "labels": TOKENS}
+
+
+class Loss(nn.Module):
+    """A model that computes its own loss, and returns `answer(loss, logits)`."""
+
+    def __init__(self, answer: Callable[[Tensor | None, Tensor], Any]) -> None:
+        super().__init__()
+        self.net, self.answer = plain_model("scaled"), answer
+
+    def forward(self, input_ids: Tensor, labels: Tensor | None = None) -> Any:
+        logits = self.net(input_ids)
+        if labels is None:
+            return self.answer(None, logits)
+        return self.answer(F.cross_entropy(logits[:, :-1].flatten(0, 1), labels[:, 1:].flatten()), logits)
+
+
+def measured(model: nn.Module, batch: Any, **options: Any) -> sl.Recorder:
+    recorder = sl.Recorder(model, batch=batch, **options)
+    recorder.measure(0)
+    assert recorder.problems == {}
+    return recorder
+
+
+def test_every_kind_of_batch_gives_the_same_numbers() -> None:
+    model = plain_model("scaled")
+    named: Any = Loss(lambda loss, logits: logits)
+    expected = measured(model, TOKENS)
+    for recorder in (
+        measured(model, (TOKENS,)),
+        measured(model, [TOKENS]),
+        measured(model, (TOKENS, TOKENS), forward=lambda model, batch: model(batch[0])),
+        measured(model, {"tokens": TOKENS}),
+        measured(named, {"input_ids": TOKENS}),
+        measured(named, BatchEncoding({"input_ids": TOKENS})),
+    ):
+        for name in ("attention_sparsity/sparsity", "induction/prefix_matching", "induction/copying"):
+            assert (recorder.timeline[name].values == expected.timeline[name].values).all(), name
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        lambda loss, logits: {"loss": loss, "logits": logits},
+        lambda loss, logits: logits if loss is None else (loss, logits),
+        lambda loss, logits: (logits, loss),
+    ],
+    ids=["mapping", "loss first", "logits first"],
+)
+def test_the_loss_and_the_logits_in_an_output_are_told_apart(answer: Any) -> None:
+    model = Loss(answer)
+    recorder = measured(model, LABELLED)
+    expected = float(next_token_loss(model.net, TOKENS).detach())
+    assert recorder.timeline["loss"].item() == pytest.approx(expected, rel=1e-6)
+    assert {"loss_by_position/loss", "induction/prefix_matching"} <= set(recorder.timeline)
+    watched = sl.watch(model, LABELLED)
+    assert torch.equal(watched(LABELLED), model.net(TOKENS))
+
+
+def test_hugging_face_outputs_as_tuples_have_a_loss() -> None:
+    expected = measured(hugging_face("gpt2"), LABELLED, probes=["induction"])
+    as_tuple = measured(hugging_face("gpt2"), {**LABELLED, "return_dict": False}, probes=["induction"])
+    assert as_tuple.timeline["loss"].item() == expected.timeline["loss"].item()
+
+
+@pytest.mark.parametrize("size", [(1, 24), (8, 1), (8, 2), (1, 1)])
+def test_small_batches_are_measured(size: tuple[int, int]) -> None:
+    batch = TOKENS[: size[0], : size[1]]
+    recorder = measured(plain_model("folded"), batch, loss=next_token_loss if size[1] > 1 else None)
+    assert ("attention_sparsity/sparsity" in recorder.timeline) == (size[1] > 1)
+    assert (size[1] > 1) or recorder.skipped["attention_sparsity"].startswith("no scored query")
+
+
+@pytest.mark.parametrize(
+    ("words", "made"),
+    [
+        (
+            "returned no loss",
+            lambda: sl.Recorder(hugging_face("headless"), batch=LABELLED),
+        ),
+        (
+            r"returned a tensor of shape \[\] without logits",
+            lambda: sl.Recorder(
+                Loss(lambda loss, logits: logits if loss is None else loss),
+                batch=LABELLED,
+            ),
+        ),
+        (
+            r"forward returned a tensor of shape \[8, 24\] of torch.int64; it must return logits",
+            lambda: sl.watch(plain_model("scaled"), TOKENS, forward=lambda model, batch: model(batch).argmax(-1)),
+        ),
+        ("cannot be called on the batch", lambda: sl.watch(plain_model("scaled"), TOKENS.float())),
+        ("cannot be called on the batch", lambda: sl.watch(plain_model("scaled"), TOKENS[0])),
+        (f"which has {VOCAB} rows", lambda: sl.watch(plain_model("scaled"), TOKENS + 1)),
+    ],
+)
+def test_batches_and_outputs_that_cannot_be_used_are_one_line(words: str, made: Callable[[], Any]) -> None:
+    with pytest.raises(sl.StagelensError, match=words) as error:
+        made()
+    assert "\n" not in str(error.value)
