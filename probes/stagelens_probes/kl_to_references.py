@@ -42,7 +42,11 @@ class KLToReferences(Probe):
     described = KL_TO_REFERENCES
 
     def applies(self, context: ProbeContext) -> str | None:
-        return context.padding() if context.references else "the task names no reference predictors"
+        return (
+            context.padding()
+            if context.references
+            else "the task names no reference predictors (`references=` of the recorder)"
+        )
 
     def readings(self, reduced: Reduced, context: ProbeContext) -> Iterable[Reading | Omitted]:  # noqa: ARG002
         if not isinstance(context.output, Tensor) or context.output.ndim < 2:

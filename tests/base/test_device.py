@@ -33,6 +33,16 @@ def test_a_task_that_keeps_to_its_device_passes(kind):
     check_task_device(kind(kind.Config()))
 
 
+class PreparesOnCpu(Regression):
+    def references(self):
+        table = torch.ones(3, 1) * torch.tensor(0.5) - 1.0  # a single number with a tensor, both on the CPU
+        return {"line": lambda batch: batch[0] @ (torch.tensor(2.0) - table).to(batch[0].device)}
+
+
+def test_a_reference_may_compute_on_the_cpu_what_it_moves_to_the_device():
+    check_task_device(PreparesOnCpu(PreparesOnCpu.Config()))
+
+
 class MakesOnCpu(Regression):
     def loss(self, model, batch):
         return super().loss(model, batch) + torch.zeros(3).sum()

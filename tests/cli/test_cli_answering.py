@@ -90,6 +90,15 @@ def test_stages_of_one_element_and_of_a_series_that_has_several_curves(cli, runs
     assert cli("stages", "two", "--runs", runs, "--metric", "kl/kl[reference=1]", "--json").json["stages"]
 
 
+def test_stages_of_each_element_of_a_dim(cli, runs):
+    wanted = ("stages", "seed0", "--runs", runs, "--metric", "s/entropy[head=*]")
+    names = ["s/entropy[head=0]", "s/entropy[head=1]"]
+    found = cli(*wanted, "--json").json
+    assert [one["metric"] for one in found] == names
+    assert found[1] == cli("stages", "seed0", "--runs", runs, "--metric", names[1], "--json").json
+    assert [line for line in cli(*wanted).out.splitlines() if "stages of" in line] == [f"stages of {n}" for n in names]
+
+
 @pytest.mark.parametrize("metric", ["head_specialization/phase", "head_specialization/phase[layer=0]"])
 def test_labels_have_no_stages(cli, runs, metric):
     told = f"series {metric!r} holds labels (diffuse, cooperative); stages need numbers"

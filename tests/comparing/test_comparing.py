@@ -57,12 +57,22 @@ def test_a_group_has_the_median_and_the_extremes_of_its_seeds(tmp_path):
     assert set(curve.middle) == {1.0} and set(curve.low) == {0.0} and set(curve.high) == {8.0}
 
 
-def test_the_line_of_seeds_that_fall_at_different_steps_falls_once(tmp_path):
-    for seed, at in enumerate((200, 400, 700)):
+@pytest.mark.parametrize(("falls", "middle"), [((200, 400, 700), 400), ((200, 700), 450), ((200, 300, 500, 700), 400)])
+def test_the_line_of_seeds_that_fall_at_different_steps_falls_once(tmp_path, falls, middle):
+    for seed, at in enumerate(falls):
         write_run(tmp_path, str(seed), {"loss": np.where(at > STEPS, 3.0, 1.0)}, seed=seed)
+    (curve,) = sl.compare([str(seed) for seed in range(len(falls))], folder=tmp_path).curves
+    assert set(np.round(curve.middle[np.abs(curve.x - middle) > 10], 6)) == {1.0, 3.0}  # a mean has more levels
+    assert curve.middle[curve.x > middle + 10].max() == 1 and curve.middle[curve.x < middle - 10].min() == 3
+
+
+def test_the_line_of_seeds_with_other_numbers_of_transitions_is_the_plain_median(tmp_path):
+    curves = [staircase(STEPS, at, LEVELS[: len(at) + 1]) for at in ((200,), (300, 600), (250,))]
+    for seed, loss in enumerate(curves):
+        write_run(tmp_path, str(seed), {"loss": loss}, seed=seed)
     (curve,) = sl.compare(["0", "1", "2"], folder=tmp_path).curves
-    assert set(np.round(curve.middle[np.abs(curve.x - 400) > 10], 6)) == {1.0, 3.0}  # a mean has two more levels
-    assert curve.middle[curve.x > 410].max() == 1 and curve.middle[curve.x < 390].min() == 3
+    plain = np.median(curves, axis=0)
+    assert curve.middle == pytest.approx(np.interp(curve.x, STEPS, plain), abs=1e-9)
 
 
 def test_a_figure_explains_its_lines_and_has_the_axes_that_are_asked_for(runs, tmp_path):

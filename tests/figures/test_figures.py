@@ -174,7 +174,7 @@ def test_names_of_near_times_run_into_neither_curves_nor_each_other(panel):
         axis.axvline(time)
     name_times(axis, [*times, (1e5, "far away")])
     figure.canvas.draw()
-    assert [text.get_text() for text in axis.texts] == [name for _, name in times]
+    assert [text.get_text() for text in axis.texts] == ["T_o, T_II, T_I, T_IV", "T_III"]  # in the order of the lines
     assert not overlapping(figure, axis.texts)
     curves = [line for line in axis.get_lines() if line.get_transform() == axis.transData]
     drawn = [point for line in curves for point in axis.transData.transform(line.get_xydata())]
@@ -186,6 +186,38 @@ def heads_of_two_layers():
     """[step, layer, head] of a layer with one head and one with two, whose curves differ."""
     values = np.stack([np.stack([LOSS, LOSS * np.nan], 1), np.stack([LOSS + 1, LOSS + 2], 1)], axis=1)
     return values, ("layer", "head")
+
+
+def test_the_name_of_a_time_is_left_of_its_line_if_the_curve_falls_right_of_it(panel):
+    _, axis = panel
+    axis.plot([0, 500, 520, 1000], [3.0, 3.0, 0.0, 0.0])
+    axis.axvline(490)
+    name_times(axis, [(490.0, "end of the plateau")])
+    assert axis.texts[0].get_ha() == "right"
+    axis.clear()
+    axis.plot([0, 500, 520, 1000], [3.0, 3.0, 2.9, 2.9])
+    axis.set_ylim(0, 3.2)
+    name_times(axis, [(490.0, "end of the plateau")])
+    assert axis.texts[0].get_ha() == "left"
+
+
+def test_the_lines_without_a_colour_of_their_own_come_last_in_the_legend(tmp_path):
+    norms = STEPS[:, None] * np.linspace(0, 1, 20)[::-1]  # the first lines change most, the last ones are the others
+    parameters = [f"W_{number}" for number in range(20)]
+    for order in (slice(None), slice(None, None, -1)):
+        series = {"loss": LOSS, "weight_norms/norm": (norms[:, order], ("parameter",), {"parameter": parameters})}
+        with styled():
+            figure = probes_figure(write_run(tmp_path, f"{order.step}", series))
+        entries = [text.get_text() for text in figure.axes[0].get_legend().get_texts()]
+        assert entries[-1] == "13 others" and len(entries) == 8
+
+
+def test_a_training_loss_that_is_the_loss_has_no_line_of_its_own(tmp_path):
+    for name, training, entries in (("same", LOSS, []), ("other", 1.1 * LOSS, ["evaluation batch", "training batch"])):
+        with styled():
+            figure = loss_figure(write_run(tmp_path, name, {"loss": LOSS, "train_loss": training}))
+        legend = figure.axes[0].get_legend()
+        assert ([text.get_text() for text in legend.get_texts()] if legend else []) == entries
 
 
 def test_small_legends_name_the_heads_that_exist(tmp_path):

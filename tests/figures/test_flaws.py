@@ -5,14 +5,20 @@ from __future__ import annotations
 import pytest
 from matplotlib.figure import Figure
 
+import stagelens as sl
 from kit.pictures import GROUPS, flaws, run_of_heads
 from kit.tiny import reported_run, task_ids
 from stagelens.figures import figures_of, loss_figure, probes_figure, specialization_figure, styled
+from stagelens.figures.heat_map import heat_map_figure
+from stagelens.figures.trajectory import trajectory_figure
 
-SIZES = [(1, 1), (1, 8), (1, 12), (2, 4), (6, 2)]
+SIZES = [(1, 1), (1, 8), (1, 12), (2, 4), (6, 2), (6, 12)]
 
 
-@pytest.mark.parametrize("draw", [loss_figure, probes_figure, specialization_figure])
+DRAWN = [loss_figure, probes_figure, specialization_figure, heat_map_figure, trajectory_figure]
+
+
+@pytest.mark.parametrize("draw", DRAWN)
 @pytest.mark.parametrize(("layers", "heads"), SIZES)
 def test_figures_of_any_number_of_heads(draw, layers, heads, tmp_path):
     run, _ = run_of_heads(tmp_path, layers, heads, GROUPS, stage_names=["the first is learned", "and the second"])
@@ -24,6 +30,15 @@ def test_figures_of_any_number_of_heads(draw, layers, heads, tmp_path):
 def test_figures_of_every_task(task):
     found = {name: flaws(figure) for name, figure in figures_of(reported_run(task)).items() if name != "overview"}
     assert not {name: wrong for name, wrong in found.items() if wrong}
+
+
+@pytest.mark.parametrize("align", ["step", "stage"])
+@pytest.mark.parametrize(("layers", "heads"), [(1, 1), (6, 12)])
+def test_figures_of_comparisons(layers, heads, align, tmp_path):
+    runs = [run_of_heads(tmp_path / str(seed), layers, heads, GROUPS, seed=seed)[0] for seed in range(3)]
+    compared = sl.compare(runs, ["loss", "attention_sparsity", "head_specialization"], align)
+    with styled():
+        assert not flaws(compared.figure())
 
 
 def test_a_text_over_another_and_one_beyond_the_edge_are_found():

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from kit.pictures import flaws
 from kit.written_runs import STEPS, staircase, write_run
 from stagelens.figures.heat_map import heat_map_figure
 from stagelens.figures.style import save
@@ -43,6 +44,27 @@ def test_the_ribbon_shows_the_joint_transitions(tmp_path):
     lines = [line.get_xdata()[0] for line in axis.lines if line.get_linestyle() != "-"]
     assert lines == [stage.at for stage in run.joint_stages().transitions]
     assert texts(axis.child_axes[0]) == ["1", "2"]
+
+
+def test_the_names_of_near_transitions_overlap_neither_each_other_nor_the_edge(tmp_path):
+    kl = np.stack([staircase(STEPS, [900], [0, 5]), staircase(STEPS, [900, 930], [5, 0, 5])], axis=1)
+    kl = np.column_stack([kl, staircase(STEPS, [930, 960], [5, 0, 5]), staircase(STEPS, [960], [5, 0])])
+    names = [f"tokens 1, 2 and {number}" for number in range(4)]
+    series = {
+        "loss": staircase(STEPS, [900, 930, 960], [4, 3, 2, 1]),
+        "probe/x": 1 - kl[:, 0],
+        "kl_to_references/kl": (kl, ("reference",), {"reference": names}),
+    }
+    figure = heat_map_figure(write_run(tmp_path, "near", series))
+    above = texts(figure.axes[0].child_axes[0])
+    assert [name for name in above if "predicts as tokens 1, 2 and" in name], above
+    assert not flaws(figure)
+
+
+def test_large_steps_are_written_out_in_the_trajectory(tmp_path):
+    series = {"late": staircase(STEPS, [700], [5, 2]), "early": staircase(STEPS, [300], [0, 1])}
+    figure = trajectory_figure(write_run(tmp_path, "long", series, STEPS * 100))
+    assert "100000" in texts(figure.axes[0])
 
 
 def test_the_trajectory_states_the_explained_shares(tmp_path):

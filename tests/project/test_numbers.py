@@ -4,10 +4,16 @@ from __future__ import annotations
 
 import json
 import re
+import sys
+from collections.abc import Iterator
 
 import pytest
 
 from conftest import ROOT
+
+sys.path.insert(0, str(ROOT / "docs"))
+import claims_tables
+import verdicts
 
 # page, the sentence with its number, the benchmark and the row that it comes from
 QUOTED = [
@@ -43,14 +49,97 @@ def test_a_quoted_number_is_the_measured_one(page, sentence, benchmark, row):
     assert float(quoted[1]) == round(found * (100 if "%" in sentence else 1), digits)
 
 
+def test_the_readme_says_what_a_measurement_costs():
+    rows = json.loads(text_of("benchmarks/results/probes.json"))["rows"]
+    passes = [row["found"] for row in rows if row["unit"] == "forward passes"]
+    said = f"A measurement takes\n  {min(passes):.1f} to {max(passes):.1f} forward passes, most in the smallest models"
+    assert said in text_of("README.md") and passes[0] == max(passes)  # the first row is the smallest model
+
+
 def test_readme_and_docs_count_the_claims():
-    results = [
-        claim
-        for name in ("markov", "linear-icl", "recall", "rich", "emergence")
-        for claim in json.loads(text_of(f"docs/verified/{name}.json"))
-    ]
-    assert f"there are {len(results)}." in text_of("README.md")
-    assert f"each of the {len(results)} claims" in text_of("docs/index.md")
+    assert claims_tables.counts() == text_of("README.md"), "run python docs/claims_tables.py"
+    count = sum(len(verdicts.load(plugin, "quick")) for plugin in verdicts.PAPERS)
+    assert f"each of the {count} claims" in text_of("docs/index.md")
+
+
+NO_MEASUREMENTS = (
+    r"0\.\.1, 1\.\.2, \.\.\.",
+    "95% confidence intervals",
+    r"(Zhang|Yüksel|anonymous|Wang|Zucchet)[^|]*? 20\d\d, ",
+    "GPT-2",
+    r"3\.9 is the tested version\. With 4, which",
+    "rank 0 measures",
+    r"Python 3\.11 or newer",
+)
+OF_THE_CLAIMS = (r"\d+ of \d+ hold", r"there are \d+, which took \d+ minutes of one core")
+OF_THE_PROBES = (r"[\d.]+ to [\d.]+ forward passes",)
+
+
+def test_every_number_in_the_text_of_the_readme_is_checked():
+    text = prose_of("README.md")
+    sentences = [sentence for page, sentence, *_ in QUOTED if page == "README.md"]
+    for pattern in (*sentences, *OF_THE_CLAIMS, *OF_THE_PROBES, *NO_MEASUREMENTS):
+        text, count = re.subn(pattern, "", text)
+        assert count, f"README.md has no {pattern!r} any more"
+    assert re.findall(r"[^\n]*\d[^\n]*", text) == []
+
+
+def test_the_readme_names_the_versions_of_the_project():
+    assert 'requires-python = ">=3.11"' in text_of("pyproject.toml")
+    assert re.search(r"^transformer-lens==3\.9\b", text_of("constraints.txt"), re.MULTILINE)
+
+
+# Decimal numbers in the text of a paper's page that no claim measures. Each is next to how it was found.
+FOUND_OTHERWISE = {
+    "markov": ["8.2"],  # seconds of a training step
+    "recall": [
+        *("0.65", "0.642"),  # the bet of a transformer, and its formula
+        *(".299", ".334"),  # plateaus by SGD, of which the claim judges the levels that theory names
+        *(".729", ".632", ".454", ".628", ".352", ".713", ".629", ".376", ".23"),  # the table of levels, seeds 0 to 2
+        *("1.321", "1.081", ".520", "1.367", "1.116", "1.320", "1.096", ".593", "1.311", "1.093", ".540", ".34"),
+        *(".002", ".004", ".006", ".366", ".756", "1.074", "0.5201", "0.5199"),
+    ],
+    "rich": ["3.11", "1.29", "3.64", "3.80", "4.90", "2.01"],
+    "emergence": ["2.1", "363.6", "362.1", "185.5"],
+    "linear-icl": ["0.197"],  # a rate, from the settings
+}
+
+
+@pytest.mark.parametrize("plugin", verdicts.PAPERS)
+def test_decimal_numbers_of_a_papers_page_are_those_of_its_verdicts(plugin):
+    """With as many digits as are written, some number of the claims of this paper, of any budget, is the same."""
+    found = [n for budget in verdicts.BUDGETS for one in verdicts.load(plugin, budget).values() for n in numbers(one)]
+    page = f"plugins/stagelens_{verdicts.PAPERS[plugin]}/README.md"
+    text = re.sub(r"<!-- claims.*?end of claims -->|\[arXiv:[\d.]*|section [\d.]+", "", prose_of(page), flags=re.DOTALL)
+    written = re.findall(r"(?<![\w.,^])(\d*\.\d+)(%?)(?!\w)", text)
+    wrong = {number for number, percent in written if not occurs(number, 100 if percent else 1, found)}
+    assert wrong <= set(FOUND_OTHERWISE[plugin])
+    assert set(FOUND_OTHERWISE[plugin]) <= {number for number, _ in written}
+
+
+def occurs(number: str, scale: int, found: list[float]) -> bool:
+    digits = len(number.partition(".")[2])
+    return any(round(abs(one) * scale, digits) == float(number) for one in found)
+
+
+def numbers(value: object) -> Iterator[float]:
+    """The numbers in the checks of a claim, also those within texts."""
+    if isinstance(value, dict):
+        for inner in value.values():
+            yield from numbers(inner)
+    elif isinstance(value, list):
+        for inner in value:
+            yield from numbers(inner)
+    elif isinstance(value, str):
+        yield from map(float, re.findall(r"-?\d*\.?\d+(?:e-?\d+)?", value))
+    elif isinstance(value, int | float):
+        yield float(value)
+
+
+def prose_of(path: str) -> str:
+    """The text of a page without code, addresses and parentheses that hold one word."""
+    text = re.sub(r"```.*?```", "", text_of(path), flags=re.DOTALL)
+    return re.sub(r"\]\([^)]*\)|\([^)\s]*\)", "", re.sub(r"`[^`]*`", "", text))
 
 
 def test_spare_heads_are_as_much_faster_as_the_table_says():

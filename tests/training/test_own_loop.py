@@ -240,7 +240,7 @@ def test_groups_directions_references_predictions_and_stage_names_of_a_loop(cli:
     assert drawn == {"start", "end", "fall"}  # a curve is a function, which no run stores
     answer = cli("show", "mine")
     assert answer.code == 0 and "by hand" in answer.out
-    with pytest.raises(sl.StagelensError, match="of a user's own loop"):
+    with pytest.raises(sl.StagelensError, match="load a checkpoint that you saved"):
         run.model_at(3)
 
 
@@ -312,3 +312,18 @@ def test_settings_are_stored_as_people_have_them() -> None:
     for wrong in ([1], "text", 3, Inner):
         with pytest.raises(sl.StagelensError, match="expected a mapping"):
             settings_of(wrong)
+
+
+def test_runs_that_differ_in_the_seed_of_their_config_are_seeds_of_one_group(cli: Any) -> None:
+    for seed in (1, 2):
+        model = plain_model("scaled")
+        with recorder_of(model, run=f"seed{seed}", config={"lr": 0.01, "seed": seed}) as recorder:
+            loop(recorder, model, range(4))
+    run = sl.load("seed2")
+    assert (run.manifest.seed, run.manifest.config) == (2, {"lr": 0.01})
+    (group,) = sl.compare(["seed1", "seed2"]).groups
+    assert group.seeds == [1, 2]
+    model = plain_model("scaled")
+    with recorder_of(model, run="seed2", resume=True) as recorder:
+        loop(recorder, model, range(4, 6))
+    assert sl.load("seed2").manifest.seed == 2

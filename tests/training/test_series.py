@@ -222,6 +222,14 @@ def test_the_batch_must_be_tokens(tmp_path: Path) -> None:
     save_file({"x": torch.zeros(2, 3)}, tmp_path / "floats.safetensors")
     with pytest.raises(UsageError, match="expected one tensor of tokens"):
         load_batch(tmp_path / "floats.safetensors")
+    tokens = torch.arange(6).view(2, 3)
+    for saved in (tokens, {"tokens": tokens}):
+        torch.save(saved, tmp_path / "tokens.pt")
+        assert torch.equal(load_batch(tmp_path / "tokens.pt"), tokens)
+    for wrong in ([tokens], {"tokens": tokens, "mask": tokens}, {"lr": 0.1}):
+        torch.save(wrong, tmp_path / "tokens.pt")
+        with pytest.raises(UsageError, match="expected one tensor of tokens"):
+            load_batch(tmp_path / "tokens.pt")
 
 
 def test_observers_hear_of_saved_checkpoints_as_of_every_run(saved: Path, tmp_path: Path) -> None:

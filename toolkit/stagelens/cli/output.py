@@ -7,6 +7,7 @@ import os
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from textwrap import wrap
 from typing import Any, TextIO
 
 import typer
@@ -17,6 +18,8 @@ INTERRUPTED = 130  # the exit code after Ctrl-C
 MOST = 2000  # characters of an error, which may list the known names
 WIDEST = 1_000_000  # characters of a table's line in a pipe or file
 GAP = 2  # blanks between two columns of a table
+PAIR_GAP = 3  # blanks between two pairs of a row that is not a table
+UNBROKEN = "\N{NO-BREAK SPACE}"
 
 _answers: TextIO | None = None  # where the answer goes while a command runs
 
@@ -88,7 +91,8 @@ def answer(document: Any, text: str, json: bool) -> None:
 def print_table(columns: Sequence[str], rows: Iterable[Sequence[Any]], title: str = "") -> None:
     """Prints a table that fits the terminal. In a pipe or file each row is one line, so that `grep` finds it.
 
-    Cells are wrapped between words. A word is divided only if the longest words of the columns do not fit side by side.
+    Cells are wrapped between words. If the longest words of the columns do not fit side by side, each row is printed as
+    `column value` pairs instead, so that no name or number is divided.
     """
     from rich.console import Console
     from rich.table import Table
@@ -102,6 +106,10 @@ def print_table(columns: Sequence[str], rows: Iterable[Sequence[Any]], title: st
     table = Table(box=None, pad_edge=False, header_style="bold")
     shown = [[visible(show(value)) for value in row] for row in rows]
     widths = column_widths([visible(column) for column in columns], shown, console.width)
+    if widths is None:
+        for cells in shown:
+            console.print(Text(as_pairs([visible(column) for column in columns], cells, console.width)), soft_wrap=True)
+        return
     for column, width in zip(columns, widths, strict=True):
         table.add_column(Text(visible(column)), overflow="fold", width=width)
     for cells in shown:
@@ -109,10 +117,11 @@ def print_table(columns: Sequence[str], rows: Iterable[Sequence[Any]], title: st
     console.print(table)
 
 
-def column_widths(columns: Sequence[str], rows: Sequence[Sequence[str]], room: int) -> list[int | None]:
-    """Returns the width of each column so that no word is divided within `room` letters; None: as rich decides.
+def column_widths(columns: Sequence[str], rows: Sequence[Sequence[str]], room: int) -> list[int | None] | None:
+    """Returns the width of each column so that no word is divided within `room` letters; None if that is impossible.
 
-    Each column has room for its longest word. What is left is shared out by how much wider its cells are.
+    Each column has room for its longest word. What is left is shared out by how much wider its cells are. A width of
+    None means that the column has room for its widest cell.
     """
     from rich.cells import cell_len
 
@@ -121,9 +130,23 @@ def column_widths(columns: Sequence[str], rows: Sequence[Sequence[str]], room: i
     full = [max((cell_len(line) for text in cells for line in text.split("\n")), default=0) for cells in texts]
     left = room - GAP * (len(words) - 1) - sum(words)
     more = [wide - word for wide, word in zip(full, words, strict=True)]
-    if left < 0 or sum(more) <= left:
+    if left < 0:
+        return None
+    if sum(more) <= left:
         return [None] * len(words)
     return [word + left * extra // sum(more) for word, extra in zip(words, more, strict=True)]
+
+
+def as_pairs(columns: Sequence[str], cells: Sequence[str], room: int) -> str:
+    """Returns a row as `column value` pairs in lines of at most `room` letters, if no single word is longer.
+
+    A line breaks between pairs, or between the words of a pair that is longer than a line. Empty cells are left out.
+    """
+    pairs = [f"{column} {' '.join(cell.split())}" for column, cell in zip(columns, cells, strict=True) if cell.strip()]
+    whole = [pair.replace(" ", UNBROKEN) if len(pair) <= room - GAP else pair for pair in pairs]
+    look: Any = {"subsequent_indent": " " * GAP, "break_long_words": False, "break_on_hyphens": False}
+    lines = wrap((" " * PAIR_GAP).join(whole), room, **look)
+    return "\n".join(lines).replace(UNBROKEN, " ")
 
 
 def show(value: Any) -> str:

@@ -33,7 +33,8 @@ def probe(
         Path | None, typer.Option(metavar="FILE", help="Text to measure on; the checkpoints' tokenizer splits it.")
     ] = None,
     batch: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Tokens to measure on: a safetensors file with one tensor.")
+        Path | None,
+        typer.Option(metavar="FILE", help="Tokens to measure on: one tensor, in a file of safetensors or torch.save."),
     ] = None,
     sequences: Annotated[
         int | None, typer.Option(min=1, help="How many sequences of text or random tokens (default: 16).")

@@ -24,6 +24,7 @@ class Settings(TypedDict, total=False):
     significance: float
 
 
+EACH = "*"  # instead of a label: one curve for each element of the dim
 MOST_SERIES = 12  # that move in a transition of the whole model; `--json` prints all numbers
 COLUMNS = ("kind", "start", "end", "level", "drop", "at", "name")
 
@@ -37,7 +38,7 @@ def stages(
         str | None,
         typer.Option(
             metavar="NAME",
-            help="A series of the run, PROBE/READING[dim=label], or a column (default: the run's metric).",
+            help="A series of the run, PROBE/READING[dim=label] or [dim=*], or a column (default: the run's metric).",
             autocompletion=complete_series,
         ),
     ] = None,
@@ -82,12 +83,20 @@ def stages(
         _show_joint(_joint_of(curve, metric, step, runs, settings), json)
         return
     if _is_csv(curve):
-        found = _of_csv(Path(curve), metric, step, settings)
+        several = [_of_csv(Path(curve), metric, step, settings)]
     else:
-        found = _of_run(curve, metric, step, runs, settings)
+        several = _of_run(curve, metric, step, runs, settings)
     if json:
-        output.print_json(found)
+        output.print_json(several if metric is not None and f"={EACH}" in metric else several[0])
         return
+    for number, found in enumerate(several):
+        if number:
+            output.say("")
+        _show(found)
+
+
+def _show(found: dict[str, Any]) -> None:
+    """Prints the stages of one curve as a table."""
     rule = f" ({found['rule']})" if found["rule"] else ""
     rows = [[stage.get(column) for column in COLUMNS] for stage in found["stages"]]
     output.print_table(["stage", *COLUMNS[1:]], rows, f"stages of {found['metric']}{rule}")
@@ -109,18 +118,26 @@ def _of_csv(path: Path, metric: str | None, step: str | None, settings: Settings
     return _answer(curve.metric, "", detect_stages(curve.steps, curve.values, **settings))
 
 
-def _of_run(name: str, metric: str | None, step: str | None, runs: Path | None, settings: Settings) -> dict[str, Any]:
+def _of_run(
+    name: str, metric: str | None, step: str | None, runs: Path | None, settings: Settings
+) -> list[dict[str, Any]]:
+    """Returns the answer for the curve that `metric` names; with `[dim=*]` for each of its curves."""
     from stagelens.base import UsageError
     from stagelens.comparing import Members
     from stagelens.runs import load
-    from stagelens.timelines import one_curve
+    from stagelens.timelines import curve_name, curves_of, one_curve
 
     if step is not None:
         raise UsageError(f"--step {step} names a column of a csv file, and {name!r} is a run; leave it out")
     run = load(name, runs)
     Members.open(run)  # an error if nothing was measured yet
-    curve = one_curve(run.timeline, metric or run.manifest.metric)
-    return _answer(curve.name, curve.rule, run.stages(curve.name, **settings))
+    wanted = metric or run.manifest.metric
+    name = curve_name(wanted, run.timeline)
+    if EACH in name.place.values():
+        curves = curves_of(run.timeline.column(name.series), place=name.place, is_mean=name.is_mean)
+    else:
+        curves = [one_curve(run.timeline, wanted)]
+    return [_answer(curve.name, curve.rule, run.stages(curve.name, **settings)) for curve in curves]
 
 
 def _joint_of(

@@ -12,7 +12,15 @@ from typing import Any
 
 import numpy as np
 
-from stagelens.comparing.alignment import ALIGNMENTS, Floats, check_alignment, common_grid, envelope, resample
+from stagelens.comparing.alignment import (
+    ALIGNMENTS,
+    Floats,
+    aligned_median,
+    check_alignment,
+    common_grid,
+    envelope,
+    resample,
+)
 from stagelens.comparing.grouping import RunGroup, group_members
 from stagelens.comparing.members import EVERY, Member, Members
 from stagelens.timelines import SeriesCurve
@@ -27,10 +35,10 @@ SPREAD_KEYS = ("start", "end", "level", "drop")
 class Curve:
     """One series of one seed group on the common axis: the median of its seeds, and their minimum and maximum.
 
-    `x`, `middle`, `low` and `high` are [position]; `seeds` has the (x, values) of each member. The median of curves
-    that fall in one step each falls in one step too, at the median time; their mean would fall in as many as there are
-    seeds. The middle of a series of labels is the most common one. The positions are those that all members reach. The
-    band from `low` to `high` also contains the line of every member between these positions.
+    `x`, `middle`, `low` and `high` are [position]; `seeds` has the (x, values) of each member. If all members have the
+    same number of transitions, the median is that of the aligned members (`aligned_median`): it falls in as many steps
+    as each of them. The middle of a series of labels is the most common one. The positions are those that all members
+    reach. The band from `low` to `high` also contains the line of every member between these positions.
     """
 
     group: RunGroup
@@ -146,12 +154,14 @@ def _curve(group: RunGroup, series: SeriesCurve, align: str, relative: bool) -> 
         x, values = seeds[0]
         return Curve(group, series, x, values, values, values, tuple(seeds))
     grid = common_grid([x for x, _ in seeds])
-    together = np.stack([resample(grid, x, values, bool(series.labels)) for x, values in seeds])  # [seed, place]
-    middle = series.middle(together, 0) if series.labels else np.median(together, axis=0)
     if series.labels or not len(grid):
+        together = np.stack([resample(grid, x, values, bool(series.labels)) for x, values in seeds])  # [seed, position]
+        middle = series.middle(together, 0) if series.labels else np.empty(0)
         return Curve(group, series, grid, middle, together.min(0), together.max(0), tuple(seeds))
     bands = [envelope(grid, x, values) for x, values in seeds]
     low, high = np.min([low for low, _ in bands], axis=0), np.max([high for _, high in bands], axis=0)
+    transitions = [member.place(np.array(member.transitions), align) for member in group.members]
+    middle = np.clip(aligned_median(grid, seeds, transitions), low, high)
     return Curve(group, series, grid, middle, low, high, tuple(seeds))
 
 

@@ -59,7 +59,7 @@ def comparison_figure(comparison: AlignedRuns, logx: bool = False, logy: bool = 
         figure.align_ylabels(axes)
         if not logy:  # its ticks are powers of ten, which are narrow
             fit_left(figure, list(axes))
-        note = f"line: median, band: {SPREAD}, hairlines: the seeds" if several else None
+        note = f"line: median (transitions aligned), band: {SPREAD}, hairlines: the seeds" if several else None
         look: Any = {
             "loc": "upper left",
             "alignment": "left",

@@ -14,7 +14,7 @@ from matplotlib.ticker import LogLocator, MaxNLocator, NullFormatter
 from numpy.typing import NDArray
 
 from stagelens.base import StagelensError, noting
-from stagelens.figures.heads import Look, looks, most_changing, same_together
+from stagelens.figures.heads import OTHERS, Look, looks, most_changing, same_together
 from stagelens.figures.labels import name_above, name_beside, name_times
 from stagelens.figures.style import LEVEL, THEORY, TIME
 from stagelens.timelines import ERROR, chance_levels, companion, lines_of
@@ -134,7 +134,8 @@ def draw_series(axis: Axes, run: Run, name: str, legend: bool = True, most: floa
     error = None if lines.rule else companion(run.timeline, name, ERROR)
     errors = None if error is None else error.reshape(len(steps), -1)[:, ~np.isnan(lines.values).all(axis=0)]
     entries: set[str] = set()
-    for index, (look, values) in enumerate(looks_of(lines)):
+    numbered = sorted(enumerate(looks_of(lines)), key=lambda one: one[1][0].entry.endswith(OTHERS))  # they come last
+    for index, (look, values) in numbered:
         there = np.isfinite(values) | np.isinf(values)  # the line connects the steps at which the series was measured
         label = f"_{look.entry}" if look.entry in entries else look.entry or name
         axis.plot(steps[there], values[there], label=label, drawstyle=style, **look.style)
@@ -224,7 +225,8 @@ def theory_label(alike: Sequence[Prediction]) -> str:
     """Returns the legend entry of predictions of one kind, with the equations that they come from."""
     what = alike[0].name if len(alike) == 1 else f"{alike[0].kind}s"
     sources = ", ".join(dict.fromkeys(prediction.reference for prediction in alike))
-    whole = NUMBERED.sub("\\1\u00a0", f"theory: {what} ({sources})")  # `Eq. 7` stays in one line
+    whole = NUMBERED.sub("\\1\u00a0", f"theory: {what} ({sources})")  # `Eq. 7` and `w = 0` stay in one line
+    whole = whole.replace(" = ", "\u00a0=\u00a0")
     return fill(whole, WIDEST_LABEL).replace("\u00a0", " ")
 
 

@@ -16,6 +16,7 @@ from stagelens.figures.style import line_style
 SCALE = "viridis"
 BRIGHTEST = 0.88  # of the colour scale: its yellow end cannot be seen on white
 THIN: Any = {"lw": 0.8, "alpha": 0.8}
+OTHERS = " others"  # how the entry of the lines that have no colour of their own ends
 SAME = 1e-5  # of the largest value: lines this near to each other are the same
 
 
@@ -53,7 +54,7 @@ def most_changing(values: Any, labels: Sequence[str], most: int = len(COLOURS) -
     finite = np.where(np.isfinite(values), values, np.nan)
     span = np.nan_to_num([np.ptp(line[~np.isnan(line)]) if (~np.isnan(line)).any() else 0.0 for line in finite])
     named = np.sort(np.argsort(-span, kind="stable")[:most]).tolist()
-    found = [Look({"color": "0.72"} | THIN | {"zorder": 1}, f"{len(labels) - len(named)} others")] * len(labels)
+    found = [Look({"color": "0.72"} | THIN | {"zorder": 1}, f"{len(labels) - len(named)}{OTHERS}")] * len(labels)
     for number, index in enumerate(named):
         found[index] = Look(line_style(number), labels[index])
     return found

@@ -14,7 +14,8 @@ from numpy.typing import NDArray
 
 from stagelens.base import StagelensError
 from stagelens.figures.drawing import fit_x_axis, title_of, x_label
-from stagelens.figures.style import COLOURS, grid, headline
+from stagelens.figures.labels import name_above, size_in_points, spread
+from stagelens.figures.style import COLOURS, grid, headline, lower_top
 from stagelens.stages import tables_of
 
 if TYPE_CHECKING:
@@ -28,6 +29,7 @@ ROW, LOW, HIGH = 0.16, 1.2, 9.0  # inches: a row with its own name, and the leas
 NAMED = 45  # rows: of more, only the groups are named
 MOST_ROWS, MOST_OF_SERIES = 200, 8  # of more readings, as many of each series as fit, and some at least
 LEAST_WAY = 0.2  # of its range: a reading that ends closer to where it began comes back
+TOP = 2.0  # inches above the map, of which those that no name needs are cut off
 LETTER = 0.062  # inches, the width of a letter of a name
 
 
@@ -51,7 +53,7 @@ def heat_map_figure(run: Run) -> Figure | None:
     names = _names(rows)
     height = float(np.clip(ROW * len(rows), LOW, HIGH))
     left = 0.25 + LETTER * max(len(name) for _, _, name in names)
-    figure, axes = grid((1, 1), panel=(WIDTH, height), gap=(0, 0), margin=(left, 0.15, 0.95, 0.5))
+    figure, axes = grid((1, 1), panel=(WIDTH, height), gap=(0, 0), margin=(left, 0.25, TOP, 0.5))
     axis = axes[0, 0]
     edges = _edges(steps)
     axis.pcolormesh(
@@ -62,7 +64,7 @@ def heat_map_figure(run: Run) -> Figure | None:
     axis.set_xlim(max(edges[0], axis.get_xlim()[0]), edges[-1])
     _name_rows(axis, names)
     axis.set_xlabel(x_label(run))
-    _ribbon(axis, joint, height)
+    lower_top(figure, TOP - 0.7 - 0.11 * _ribbon(axis, joint, height))
     shown = f"{len(rows)} of {total} readings" if total > len(rows) else f"{len(rows)} readings"
     headline(figure, f"{title_of(run)}: {shown}, from lowest (dark) to highest (light); those that fall are flipped")
     return figure
@@ -137,8 +139,6 @@ def _names(rows: Sequence[Row]) -> list[tuple[int, int, str]]:
 
 def _name_rows(axis: Axes, names: Sequence[tuple[int, int, str]]) -> None:
     """Writes the names left of the map, apart from each other, with a line from each to the middle of its rows."""
-    from stagelens.figures.labels import size_in_points, spread
-
     total = axis.get_ylim()[0]
     height = size_in_points(axis)[1]
     middles = [(start + end) / 2 / total for start, end, _ in names]
@@ -157,18 +157,20 @@ def _name_rows(axis: Axes, names: Sequence[tuple[int, int, str]]) -> None:
             axis.axhline(end, color="white", lw=0.4)
 
 
-def _ribbon(axis: Axes, joint: JointStages, height: float) -> None:
-    """Draws the joint stages above the map: transitions in colour, numbered; thin lines mark them in the map."""
+def _ribbon(axis: Axes, joint: JointStages, height: float) -> int:
+    """Draws the joint stages above the map: transitions in colour, numbered; thin lines mark them in the map.
+
+    Returns the number of lines that the names of the transitions take.
+    """
     strip = axis.inset_axes((0.0, 1.0 + 0.05 / height, 1.0, 0.16 / height), sharex=axis)
     strip.set_yticks([])
     strip.tick_params(bottom=False, labelbottom=False)
     for stage in joint:
         strip.axvspan(stage.start, stage.end, color="0.92" if stage.kind == "plateau" else COLOURS[0], lw=0)
-    for number, stage in enumerate(joint.transitions, start=1):
+    for stage in joint.transitions:
         axis.axvline(stage.at, color="white", lw=0.8, ls=(0, (4, 2)))
-        label = f"{number}: {stage.name}" if stage.name else str(number)
-        place: Any = {"xycoords": ("data", "axes fraction"), "textcoords": "offset points"}
-        strip.annotate(label, (stage.at, 1.0), xytext=(0, 2), ha="center", va="bottom", fontsize=7, **place)
+    numbered = enumerate(joint.transitions, start=1)
+    return name_above(strip, [(stage.at, f"{i}: {stage.name}" if stage.name else str(i)) for i, stage in numbered])
 
 
 def _edges(steps: NDArray[Any]) -> Floats:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -23,16 +23,18 @@ MOST_ENTRIES = 12  # of a legend next to a panel
 def name_above(axis: Axes, names: Sequence[tuple[float, str]]) -> int:
     """Writes names above the axis at their positions; a name that would overlap another is a line higher.
 
-    Returns the number of lines.
+    A name that would leave the figure is moved inwards. Returns the number of lines.
     """
-    width = size_in_points(axis)[0]
+    width, (before, behind) = size_in_points(axis)[0], _room_beside(axis)
     ends: list[float] = []  # where each line of names is occupied up to, in points
     for place, name in sorted(names):
         own = width_of(name) + 6
-        left = _across(axis, place) * width - own / 2
+        wanted = _across(axis, place) * width - own / 2
+        left = max(min(wanted, width + behind - own), -before)
         line = next((i for i, end in enumerate(ends) if left > end), len(ends))
         ends[line:] = [left + own, *ends[line + 1 :]]
-        where: Any = {"xycoords": ("data", "axes fraction"), "xytext": (0, 2 + 8 * line), "textcoords": "offset points"}
+        where: Any = {"xycoords": ("data", "axes fraction"), "textcoords": "offset points"}
+        where["xytext"] = (left - wanted, 2 + 8 * line)
         axis.annotate(name, (place, 1.0), ha="center", va="bottom", annotation_clip=False, **where, **SMALL)
     return len(ends)
 
@@ -50,23 +52,50 @@ def name_beside(axis: Axes, names: Sequence[tuple[float, str]]) -> None:
 
 
 def name_times(axis: Axes, names: Sequence[tuple[float, str]]) -> None:
-    """Writes the names of times along their lines, as low as possible without overlapping a curve or another name."""
+    """Writes the names of times along their lines, as low as possible without overlapping a curve or another name.
+
+    A name is right of its line, or left of it if only there it overlaps no curve. Lines that are nearer to each other
+    than a name is wide share one text, with their names from left to right.
+    """
     axis.get_xlim()  # brings the limits up to date
     width, height = size_in_points(axis)
-    placed: list[tuple[float, float, float]] = []  # left, foot and top of each name, in points
-    for time, name in sorted(names):
-        left = _across(axis, time) * width
-        if not 0 <= left <= width:
-            continue
-        near = [(low, high) for other, low, high in placed if left - other < WIDE]
-        own = width_of(name) + 6
-        low = _lowest_gap(own, height, near + _curves_at(axis, left, left + WIDE))
-        placed.append((left, low, low + own))
-        foot = low / height
-        where: Any = {"xycoords": ("data", "axes fraction"), "xytext": (2, 3), "textcoords": "offset points"}
-        behind = {"facecolor": "white", "edgecolor": "none", "pad": 0.4, "alpha": 0.85}
-        look: Any = {"rotation": 90, "ha": "left", "va": "bottom", "bbox": behind, "zorder": 1.5}  # below the curves
-        axis.annotate(name, (time, foot), **look, **where, **SMALL)
+    shown = [(x, time, name) for time, name in sorted(names) if 0 <= (x := _across(axis, time) * width) <= width]
+    taken: list[tuple[float, float, float]] = []  # left edge, foot and top of each name, in points
+    for group in _near_together(shown, height):
+        words = ", ".join(name for *_, name in group)
+        own = width_of(words) + 6
+        found = []
+        for (x, time, _), side in ((group[-1], 1), (group[0], -1)):
+            left = x if side > 0 else x - WIDE
+            near = [(low, high) for other, low, high in taken if abs(left - other) < WIDE]
+            low = _lowest_gap(own, height, near + _curves_at(axis, left, left + WIDE)) if left >= 0 else None
+            found += [] if low is None else [(left, low, time, side)]
+        left, low, time, side = found[0] if found else (group[-1][0], 0.0, group[-1][1], 1)  # neither side has a gap
+        taken.append((left, low, low + own))
+        _write_upright(axis, words, time, low / height, side)
+
+
+def _near_together(
+    names: Sequence[tuple[float, float, str]], height: float
+) -> Iterator[list[tuple[float, float, str]]]:
+    """Yields names, (points, time, name), in groups whose lines are near each other and whose names fit `height`."""
+    group: list[tuple[float, float, str]] = []
+    for one in names:
+        fits = width_of(", ".join(name for *_, name in [*group, one])) + 6 <= height
+        if group and not (one[0] - group[-1][0] < WIDE and fits):
+            yield group
+            group = []
+        group.append(one)
+    if group:
+        yield group
+
+
+def _write_upright(axis: Axes, words: str, time: float, foot: float, side: int) -> None:
+    """Writes `words` along the vertical line at `time`, right (1) or left (-1) of it, from the height `foot` on."""
+    where: Any = {"xycoords": ("data", "axes fraction"), "xytext": (2 * side, 3), "textcoords": "offset points"}
+    behind = {"facecolor": "white", "edgecolor": "none", "pad": 0.4, "alpha": 0.85}
+    look: Any = {"rotation": 90, "va": "bottom", "bbox": behind, "zorder": 1.5}  # below the curves
+    axis.annotate(words, (time, foot), ha="left" if side > 0 else "right", **look, **where, **SMALL)
 
 
 def _curves_at(axis: Axes, left: float, right: float) -> list[tuple[float, float]]:
@@ -87,13 +116,13 @@ def _curves_at(axis: Axes, left: float, right: float) -> list[tuple[float, float
     return found
 
 
-def _lowest_gap(size: float, height: float, taken: Sequence[tuple[float, float]]) -> float:
-    """Returns the lowest position at which `size` fits between the intervals `taken`, below `height`; else 0."""
+def _lowest_gap(size: float, height: float, taken: Sequence[tuple[float, float]]) -> float | None:
+    """Returns the lowest position at which `size` fits between the intervals `taken`, below `height`; None if none."""
     for foot in sorted([0.0, *(high for _, high in taken)]):
         free = all(high <= foot or low >= foot + size for low, high in taken)
         if 0 <= foot <= height - size and free:
             return foot
-    return 0.0
+    return None
 
 
 def legend_beside(axis: Axes, names: Sequence[str] = (), **options: Any) -> float:
@@ -137,23 +166,24 @@ def spread(places: Sequence[float], least: float) -> Any:
 
 
 def fit_left(figure: Figure, axes: Sequence[Axes]) -> None:
-    """Widens a figure of `grid` or `stack` at its left until the tick labels and axis labels of `axes` fit in."""
-    needed = max(_left_of(axis) for axis in axes) / 72
+    """Widens a figure of `grid` or `stack` at its left until tick labels and aligned axis labels of `axes` fit in."""
+    needed = (max(map(_ticks_width, axes)) + max(map(_label_width, axes))) / 72
     here = axes[0].get_position().x0 * figure.get_figwidth()
     if needed > here:
         make_room(figure, 0.0, left=needed - here)
 
 
-def _left_of(axis: Axes) -> float:
-    """Returns the width of what is left of an axis, in points: tick labels and axis label."""
-    ticks, size = (
-        axis.yaxis.get_major_formatter().format_ticks(list(axis.get_yticks())),
-        axis.yaxis.label.get_fontsize(),
-    )
+def _ticks_width(axis: Axes) -> float:
+    """Returns the width of the tick labels of the y axis, with their ticks, in points."""
+    ticks = axis.yaxis.get_major_formatter().format_ticks(list(axis.get_yticks()))
     letters = axis.yaxis.get_ticklabels()[0].get_fontsize() if ticks else 0.0
+    return max((width_of(tick, float(letters)) for tick in ticks), default=0.0) + 9
+
+
+def _label_width(axis: Axes) -> float:
+    """Returns the width of the label of the y axis, which is written upright, in points."""
     label = axis.get_ylabel()
-    lines = (1.25 * float(size) * (1 + label.count("\n")) + 5) if label else 0.0
-    return max((width_of(tick, float(letters)) for tick in ticks), default=0.0) + 9 + lines
+    return (1.25 * float(axis.yaxis.label.get_fontsize()) * (1 + label.count("\n")) + 5) if label else 0.0
 
 
 def size_in_points(axis: Axes) -> tuple[float, float]:
@@ -161,6 +191,12 @@ def size_in_points(axis: Axes) -> tuple[float, float]:
     size = axis.get_window_extent()
     scale = 72 / axis.figure.dpi
     return float(size.width * scale), float(size.height * scale)
+
+
+def _room_beside(axis: Axes) -> tuple[float, float]:
+    """Returns how far the figure reaches beyond the axis at its left and right, in points."""
+    here, scale = axis.get_window_extent(), 72 / axis.figure.dpi
+    return float(here.x0 * scale), float((axis.figure.bbox.x1 - here.x1) * scale)
 
 
 def _across(axis: Axes, x: float) -> float:

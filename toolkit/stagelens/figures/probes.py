@@ -43,6 +43,7 @@ def probes_figure(run: Run) -> Figure | None:
     for axis, name in zip(axes, names, strict=False):
         rule = draw_series(axis, run, name, legend=False, most=_most(run, name))
         axis.tick_params(labelsize=7)
+        axis.yaxis.get_offset_text().set_fontsize(7)
         fit_x_axis(axis, run)
         _legend(axis)
         _write_title(axis, name, rule)
@@ -50,7 +51,9 @@ def probes_figure(run: Run) -> Figure | None:
         axis.set_axis_off()
     for axis in axes[max(0, len(names) - columns) : len(names)]:
         axis.set_xlabel(x_label(run))
-    headline(figure, f"{title_of(run)}: what the probes read")
+    headline(
+        figure, f"{title_of(run)}: what the probes read (bands: standard errors, thin dotted lines: chance levels)"
+    )
     return figure
 
 

@@ -48,8 +48,7 @@ def loss_figure(run: Run) -> Figure | None:
     for axis, name in zip(axes, panels, strict=True):
         draw_series(axis, run, name, legend=False)
         if name == "loss" and "train_loss" in run.timeline:
-            axis.lines[-1].set_label("evaluation batch")
-            axis.plot(*run.timeline.scalar("train_loss"), color="0.72", lw=0.8, label="training batch", zorder=1)
+            _draw_training_loss(axis, run)
     fit_x_axis(axes[0], run)
     room = 0.0
     for axis, name in zip(axes, panels, strict=True):
@@ -65,6 +64,16 @@ def loss_figure(run: Run) -> Figure | None:
     theory = " over theory" if predictions else ""
     headline(figure, f"{title_of(run)}: {panels[0]}{theory}, with its stages (grey: transitions)")
     return figure
+
+
+def _draw_training_loss(axis: Axes, run: Run) -> None:
+    """Draws the loss in training as a thin line, unless it coincides with the loss, as of an exact loss."""
+    steps, values = run.timeline.scalar("train_loss")
+    if np.allclose(values, np.interp(steps, *run.timeline.scalar("loss")), rtol=1e-4, atol=0):
+        return
+    what = "" if run.manifest.kind == "flow" else " batch"
+    axis.lines[-1].set_label(f"evaluation{what}")
+    axis.plot(steps, values, color="0.72", lw=0.8, label=f"training{what}", zorder=1)
 
 
 def specialization_figure(run: Run) -> Figure | None:
@@ -131,7 +140,7 @@ def _legend_with_phases(figure: Figure, axes: Any, run: Run, title: str) -> None
     order = list(dict.fromkeys(phase["phase"] for phase in run.phases))
     for index, phase in enumerate(order):
         handles.append(Patch(facecolor=GREYS[min(index, len(GREYS) - 1)], edgecolor="0.7", lw=0.5))
-        labels.append(phase)
+        labels.append(f"phase: {phase}")
     make_room(figure, (max(width_of(label, 8) for label in [*labels, title]) + 45) / 72)
     place: Any = {"loc": "upper left", "bbox_to_anchor": (1.02, 1.0), "bbox_transform": axes[-1].transAxes}
     figure.legend(handles, labels, title=title, alignment="left", borderaxespad=0.0, **place)

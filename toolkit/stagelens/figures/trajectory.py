@@ -73,4 +73,5 @@ def _mark(axis: Axes, steps: Any, x: Any, y: Any) -> None:
             axis.plot(x[index], y[index], "o", ms=4, mfc="white", mec="0.2", mew=0.8, zorder=3)
             behind = {"facecolor": "white", "edgecolor": "none", "pad": 0.3, "alpha": 0.8}
             place: Any = {"xytext": (5, 5), "textcoords": "offset points", "fontsize": 7, "color": "0.2"}
-            axis.annotate(f"{steps[index].item():.4g}", (x[index], y[index]), bbox=behind, **place)
+            step = steps[index].item()
+            axis.annotate(f"{step:.0f}" if step >= 1000 else f"{step:.4g}", (x[index], y[index]), bbox=behind, **place)

@@ -324,8 +324,12 @@ class Run:
 
         task = self.experiment
         if not isinstance(task, Task):
-            what = "a flow" if self.manifest.kind == "flow" else "of a user's own loop"
-            raise UsageError(f"run {self.name!r} is {what} ({self.manifest.task}); it has no model")
+            if self.manifest.kind == "flow":
+                raise UsageError(f"run {self.name!r} is a flow ({self.manifest.task}); it has no model")
+            raise UsageError(
+                f"run {self.name!r} is not of a task ({self.manifest.task}), so its model cannot be trained again; "
+                "load a checkpoint that you saved, and give it to sl.watch(model, batch) for hooks"
+            )
         known = self.checkpoints
         if not known:
             raise UsageError(f"run {self.name!r} has no checkpoint yet")

@@ -61,8 +61,8 @@ class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         given = [t for t in tree_leaves((args, kwargs or {})) if isinstance(t, Tensor)]
-        elsewhere = [t for t in given if t.device.type != META and t.ndim > 0]
-        if elsewhere and len(elsewhere) < len(given) and func not in MOVES:
+        elsewhere = [t for t in given if t.device.type != META and t.ndim > 0]  # a single number may be anywhere
+        if elsewhere and any(t.device.type == META for t in given) and func not in MOVES:
             raise AssertionError(f"{func} mixes a tensor on {elsewhere[0].device} with the model's device at {_here()}")
         result = func(*args, **(kwargs or {}))
         made = [t for t in tree_leaves(result) if isinstance(t, Tensor) and t.device.type != META]

@@ -46,7 +46,8 @@ class Recorder(MemoryRecorder):
         run: The name of the run to write. Every measurement is one transaction, so a killed process loses none, and the
             run can be read meanwhile. `finish()`, or the end of a `with` block, adds stages, figures and the report.
         runs: The runs directory. Default: `$STAGELENS_RUNS`, else `runs`.
-        config: What to store with the run: a mapping, dataclass or namespace of settings.
+        config: What to store with the run: a mapping, dataclass or namespace of settings. Its key `seed` is the run's
+            seed: runs that differ in it alone are compared as seeds of one group.
         resume: Continue the run of this name, if there is one, with the same `config` or none. A step that is measured
             again is replaced.
         stage_names: Names of the transitions, in order.
@@ -96,7 +97,8 @@ class Recorder(MemoryRecorder):
             if (folder / FILE).exists():
                 self._continue(read_measurements(folder))
                 if config is None:
-                    manifest.config = load_manifest(folder).config
+                    before = load_manifest(folder)
+                    manifest.config, manifest.seed = before.config, before.seed
             self._opened = OpenRun(folder, manifest, host, predictions)
             self._sink = self._write
 

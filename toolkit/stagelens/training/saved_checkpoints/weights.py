@@ -19,21 +19,26 @@ CONSTANTS = (".mask", ".IGNORE", ".rotary_sin", ".rotary_cos")  # which some ver
 
 def load_weights(path: Path) -> dict[str, Tensor]:
     """Returns the state dict in `path`. Pickled files are read with weights only, so they run no code."""
-    try:
-        check_size(path)
-        if path.suffix == ".safetensors":
-            from safetensors.torch import load_file
-
-            return load_file(path)
-        loaded = torch.load(path, map_location="cpu", weights_only=True)
-    except Exception as error:
-        raise unreadable(path, error) from None
+    loaded = load_tensors(path)
     for key in ("model", "state_dict", "model_state_dict"):
         if isinstance(loaded, dict) and isinstance(loaded.get(key), dict):
             loaded = loaded[key]
     if not isinstance(loaded, dict) or not all(isinstance(value, Tensor) for value in loaded.values()):
         raise UsageError(f"{path} holds no state dict; expected names and tensors")
     return loaded
+
+
+def load_tensors(path: Path) -> Any:
+    """Returns what a file of safetensors or of `torch.save` contains. Pickled files are read with weights only."""
+    try:
+        check_size(path)
+        if path.suffix == ".safetensors":
+            from safetensors.torch import load_file
+
+            return load_file(path)
+        return torch.load(path, map_location="cpu", weights_only=True)
+    except Exception as error:
+        raise unreadable(path, error) from None
 
 
 def unreadable(path: Any, error: Exception) -> EnvironmentFault:
