@@ -101,7 +101,7 @@ def test_after_an_error_the_others_continue(verifying, monkeypatch):
     for words in ("last loss / first", "<= 0.9", "Fig. 1", "1 of 1", "holds", "differs", "needs budget"):
         assert words in answer.out
     assert "T4 error: a claim with a mistake" in answer.out
-    assert "9 claims: 1 holds, 2 differs, 2 needs budget, 4 error" in answer.out
+    assert "10 claims: 1 holds, 3 differs, 2 needs budget, 4 error" in answer.out
     assert "Traceback" not in answer.out + answer.err
 
 
@@ -130,6 +130,13 @@ def test_identities_are_shown_apart_and_are_no_evidence(verifying, monkeypatch):
     shown = verifying("T9", options=()).out
     assert shown.index("evidence") < shown.index("Sanity checks") < shown.index("identity")
     assert "T9 differs: an identity that fails (0 s): reading: two is not three" in shown
+
+
+def test_a_reason_that_is_written_for_one_budget_is_not_shown_with_another(verifying):
+    (result,) = verifying("T10").json
+    assert (result["verdict"], result["reason"]) == ("differs", "size: two is too few")
+    (result,) = verifying("T10", options=("--json", "--budget", "long")).json
+    assert (result["verdict"], result["reason"]) == ("differs", "")
 
 
 def test_resuming_verifies_only_what_has_no_valid_verdict(verifying, tmp_path, monkeypatch):

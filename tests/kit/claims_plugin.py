@@ -99,6 +99,13 @@ class Identity(Claim):
         yield equal("identity", 2, 3, "Eq. 1", sanity=True)
 
 
+class QuickReason(Claim):
+    id, title, reason = "T10", "a reason that is true of quick only", {"quick": "size: two is too few"}
+
+    def checks(self, lab):
+        yield equal("evidence", 2, 3, "Fig. 6")
+
+
 @hookimpl
 def stagelens_register_tasks():
     return [Fit]
@@ -106,5 +113,6 @@ def stagelens_register_tasks():
 
 @hookimpl
 def stagelens_register_claims():
-    written = [ClaimRef.of(claim) for claim in (Falls, FallsToZero, Large, Raises, Unmeasured, Empty, Wide, Identity)]
+    claims = (Falls, FallsToZero, Large, Raises, Unmeasured, Empty, Wide, Identity, QuickReason)
+    written = [ClaimRef.of(claim) for claim in claims]
     return [*written, ClaimRef("T7", "a claim that is not where it should be", "claims_plugin:Nowhere")]

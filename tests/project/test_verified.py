@@ -56,13 +56,38 @@ def test_a_verdict_follows_from_its_checks(plugin, budget):
         assert evidence or one["verdict"] == "needs budget", one["id"]
 
 
-@pytest.mark.parametrize("plugin", verdicts.PAPERS)
-def test_a_claim_that_differs_says_why(plugin):
-    every = [one for budget in verdicts.BUDGETS for one in written(plugin, budget)]
-    differing = {one["id"] for one in every if one["verdict"] == "differs"}
-    for id in sorted(differing):
-        word, _, evidence = HOST.claims[id].load().reason.partition(": ")
-        assert word in REASONS and evidence, f"{id} differs: its `reason` is one of {', '.join(REASONS)}, ': ' and why"
+@pytest.mark.parametrize(("plugin", "budget"), PAGES)
+def test_a_claim_that_differs_says_why(plugin, budget):
+    for id in [one["id"] for one in written(plugin, budget) if one["verdict"] == "differs"]:
+        word, _, evidence = HOST.claims[id].load().reason_for(budget).partition(": ")
+        needed = f"its `reason` is one of {', '.join(REASONS)}, ': ' and why"
+        assert word in REASONS and evidence, f"{id} differs with budget {budget}: {needed}"
+
+
+@pytest.mark.parametrize(("plugin", "budget"), PAGES)
+def test_a_reason_is_written_only_for_a_budget_with_which_the_claim_differs(plugin, budget):
+    differing = {one["id"] for one in written(plugin, budget) if one["verdict"] == "differs"}
+    decided = {one["id"] for one in written(plugin, budget)}
+    for id in decided - differing:
+        reason = HOST.claims[id].load().reason
+        assert isinstance(reason, str) or budget not in reason, f"{id} does not differ with budget {budget}"
+
+
+def test_the_table_shows_the_reason_of_the_budget_that_differs():
+    class Small:
+        reason = {"quick": "size: too short", "long": "reading: another start"}
+        reason_for = reason.get
+
+    assert claims_tables.reasons(Small, ["quick"]) == "size (quick): too short"
+    assert claims_tables.reasons(Small, ["long"]) == "reading (long): another start"
+    assert claims_tables.reasons(Small, []) == ""
+    both = "size (quick): too short. reading (long): another start"
+    assert claims_tables.reasons(Small, ["quick", "long"]) == both
+
+    class Always:
+        reason = "paper: a misprint"
+
+    assert claims_tables.reasons(Always, ["long"]) == "paper: a misprint" and claims_tables.reasons(Always, []) == ""
 
 
 @pytest.mark.parametrize("plugin", verdicts.PAPERS)

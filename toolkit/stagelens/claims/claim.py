@@ -50,7 +50,8 @@ class Claim(ABC):
     It holds if all of its checks hold, and one of them is more than a sanity check. `budget` is the smallest that it
     needs: a `paper` claim is not run on `quick`. `seeds` is the number of seeds, or one for each budget
     (`{"quick": 3, "long": 5}`). `reason` explains why the claim differs, if it does. It starts with the source of the
-    difference and gives the evidence: "paper: ...", "size: ..." or "reading: ...".
+    difference and gives the evidence: "paper: ...", "size: ..." or "reading: ...". A reason that is true of one budget
+    only is written for that budget (`{"quick": "size: ..."}`).
     """
 
     id: ClassVar[str]
@@ -58,18 +59,24 @@ class Claim(ABC):
     reference: ClassVar[str] = ""
     budget: ClassVar[str] = "quick"
     seeds: ClassVar[int | Mapping[str, int]] = 3
-    reason: ClassVar[str] = ""
+    reason: ClassVar[str | Mapping[str, str]] = ""
 
     @abstractmethod
     def checks(self, lab: Lab) -> Iterable[Check]:
         """Yields the checks, from runs that `lab` trains or has cached. The seeds to use are `lab.seeds`."""
+
+    @classmethod
+    def reason_for(cls, budget: str) -> str:
+        """Returns why the claim differs with `budget`; empty if that is not written."""
+        return cls.reason if isinstance(cls.reason, str) else cls.reason.get(budget, "")
 
 
 @dataclass(frozen=True)
 class Result:
     """A claim with its verdict. `error` is one line; `traceback` is not empty if the claim raised an exception.
 
-    `needs` names the budget that would decide if the verdict is `needs budget`. `reason` is the claim's, if it differs.
+    `needs` names the budget that would decide if the verdict is `needs budget`. `reason` is the claim's for this
+    budget, if it differs.
     `source` is a digest of the code and the library versions that the verdict depends on.
     """
 

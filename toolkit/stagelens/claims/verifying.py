@@ -183,7 +183,7 @@ def verify_claim(chosen: Chosen, lab: Lab, seeds: int | None = None) -> Result:
         traceback=trace,
         verified=datetime.now(UTC).isoformat(timespec="seconds"),
         needs=what_decides(claim, lab.budget, checks) if claim and verdict == "needs budget" else "",
-        reason=claim.reason if claim and verdict == "differs" else "",
+        reason=claim.reason_for(lab.budget) if claim and verdict == "differs" else "",
         source=source,
     )
 
