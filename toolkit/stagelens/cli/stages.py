@@ -132,9 +132,9 @@ def _of_run(
     run = load(name, runs)
     Members.open(run)  # an error if nothing was measured yet
     wanted = metric or run.manifest.metric
-    name = curve_name(wanted, run.timeline)
-    if EACH in name.place.values():
-        curves = curves_of(run.timeline.column(name.series), place=name.place, is_mean=name.is_mean)
+    chosen = curve_name(wanted, run.timeline)
+    if EACH in chosen.place.values():
+        curves = curves_of(run.timeline.column(chosen.series), place=chosen.place, is_mean=chosen.is_mean)
     else:
         curves = [one_curve(run.timeline, wanted)]
     return [_answer(curve.name, curve.rule, run.stages(curve.name, **settings)) for curve in curves]
