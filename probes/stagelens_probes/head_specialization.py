@@ -193,9 +193,10 @@ def _mass_readings(found: Sequence[Masses], dim: str, names: list[Any], layer: A
 
 
 def _at_common_lags(found: Sequence[Masses]) -> list[Masses]:
-    """Returns `found` with the same lags in all layers, from the lowest of all."""
-    lowest = min(one.lowest_lag for one in found)
-    parts = [(one, (one.lowest_lag - lowest, 0)) for one in found]
+    """Returns `found` with the same lags in all layers, from the lowest to the highest of all."""
+    ends = [(one.lowest_lag, one.lowest_lag + one.mass.shape[-1]) for one in found]
+    lowest, highest = min(start for start, _ in ends), max(end for _, end in ends)
+    parts = [(one, (start - lowest, highest - end)) for one, (start, end) in zip(found, ends, strict=True)]
     return [Masses(pad(one.mass, more), pad(one.uniform, more), pad(one.reach, more), lowest) for one, more in parts]
 
 

@@ -80,6 +80,35 @@ def test_hugging_face_outputs_as_tuples_have_a_loss() -> None:
     assert as_tuple.timeline["loss"].item() == expected.timeline["loss"].item()
 
 
+def test_speech_to_text_with_a_table_of_positions_smaller_than_the_vocabulary() -> None:
+    """Whisper looks its positions up with the tokens as an argument, and encoder and decoder have different lengths."""
+    from transformers import WhisperConfig, WhisperForConditionalGeneration
+
+    sizes = {"encoder_layers": 2, "decoder_layers": 2, "encoder_attention_heads": 4, "decoder_attention_heads": 4}
+    marks = dict.fromkeys(("pad_token_id", "bos_token_id", "eos_token_id", "decoder_start_token_id"), 0)
+    model = WhisperForConditionalGeneration(
+        WhisperConfig(
+            d_model=32,
+            num_mel_bins=4,
+            max_source_positions=16,
+            max_target_positions=10,
+            vocab_size=VOCAB,
+            **sizes,
+            **marks,
+        )
+    )
+    batch = {"input_features": torch.randn(8, 4, 32), "decoder_input_ids": TOKENS[:, :10], "labels": TOKENS[:, :10]}
+    recorder = measured(model, batch)
+    sparsity, mass = (
+        recorder.timeline[f"{name}"] for name in ("attention_sparsity/sparsity", "head_specialization/mass")
+    )
+    assert sparsity.shape == (1, 4, 4)
+    assert list(mass.coords["lag"]) == list(range(-15, 16))
+    outside = mass.sel(lag=[-15, -10, 10, 15]).values[0]
+    assert (outside[:2] > 0).all()  # 16 positions
+    assert (outside[2:] == 0).all()  # 10 positions
+
+
 @pytest.mark.parametrize("size", [(1, 24), (8, 1), (8, 2), (1, 1)])
 def test_small_batches_are_measured(size: tuple[int, int]) -> None:
     batch = TOKENS[: size[0], : size[1]]

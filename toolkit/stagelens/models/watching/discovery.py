@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from stagelens.base import UsageError
 from stagelens.models.watching.seam import Seam, Tracker
 
 # Arguments that carry the keys' source of a cross-attention, in Hugging Face and PyTorch models.
@@ -103,6 +104,21 @@ class Finder(Seam):
 
     def sources(self, query: Tensor, key: Tensor) -> None:
         self._same = query is key or torch.equal(query, key)
+
+    def look_up(self, indices: Any, table: Tensor) -> None:
+        """Raises an error if an index is outside the table: too many tokens, or too many positions.
+
+        On a GPU such an index would end the process.
+        """
+        if not isinstance(indices, Tensor) or not indices.numel() or indices.is_floating_point():
+            return
+        least, most, rows = int(indices.min()), int(indices.max()), len(table)
+        if least < 0 or most >= rows:
+            index, path = most if most >= rows else least, self.tracker.path
+            raise UsageError(
+                f"the batch gives index {index} to the embedding {path!r}, which has {rows} rows; give "
+                f" tokens from 0 to {rows - 1}, or shorter sequences if the rows are positions"
+            )
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         if query.ndim in DIMENSIONS:

@@ -100,6 +100,8 @@ class Seam(TorchFunctionMode):
             return self._added_product(func, *args, **kwargs)
         if func is torch.einsum:
             return self._einsum(*args)
+        if func is F.embedding:
+            self.look_up(*args[:2])
         return func(*args, **kwargs)
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor, *args: Any, **kwargs: Any) -> Tensor:
@@ -134,6 +136,9 @@ class Seam(TorchFunctionMode):
 
         left, right = reversed(tensors) if one.swapped else tensors
         return back(self.product(multiplied, left.permute(one.left), right.permute(one.right)), one.result)
+
+    def look_up(self, indices: Any, table: Tensor) -> None:
+        """Is called before `F.embedding` takes the rows at `indices` from a table."""
 
     def sources(self, query: Tensor, key: Tensor) -> None:
         """Is called with the tensors that queries and keys of the next attention are made of, if they are known."""

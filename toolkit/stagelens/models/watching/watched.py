@@ -24,7 +24,7 @@ from stagelens.models.watching.calling import (
     unwrapped,
 )
 from stagelens.models.watching.discovery import Call, find_attention
-from stagelens.models.watching.modes import at_rest, twice_differentiable, uncompiled, within_embeddings
+from stagelens.models.watching.modes import at_rest, twice_differentiable, uncompiled
 from stagelens.models.watching.points import AttentionPoints, HookedSeam, into, out_of
 from stagelens.models.watching.seam import Tracker
 from stagelens.models.watching.structure import Structure, find_structure, first_tensor
@@ -187,7 +187,7 @@ class Watched(HookedRootModule):  # type: ignore[misc]
 
     def _find_attention(self, example: Any) -> list[Call]:
         name = type(self.model).__name__
-        with at_rest(self.model), within_embeddings(self.model):
+        with at_rest(self.model):
             try:
                 given = first_tensor(tokens_of(example) if tokens_of(example) is not None else example)
                 sizes = () if given is None else tuple(given.shape)
