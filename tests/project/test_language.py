@@ -16,7 +16,7 @@ CODE = ("toolkit", "probes", "plugins", "benchmarks", "docs", "tests")
 PAGES = ("README.md", "CONTRIBUTING.md", "SECURITY.md", "docs", "plugins", "tests", "benchmarks")
 TEMPLATES = ("toolkit/stagelens/cli/templates", "toolkit/stagelens/report/templates")
 NOT_OURS = ("frozen_plugin", "old_runs", "__pycache__")  # a plugin and runs of an earlier version
-LONGEST = 30  # words of a sentence in a docstring
+LONGEST = 25  # words of a sentence in a docstring
 
 # A home-made term -> what to write, a sentence that must be found, and one in which the word has its ordinary sense.
 TERMS = {
