@@ -1,4 +1,4 @@
-# Everything runs in .venv, which the first call makes and later calls reuse while pyproject and constraints stand.
+# Everything runs in .venv. The first call makes it; later calls reuse it until pyproject or constraints change.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
@@ -6,7 +6,7 @@ RUN := $(BIN)/stagelens
 
 .PHONY: demo test stress lint audit types docs bench verify verify-long gallery figures induction notebooks clean
 
-# Trains a small transformer on which all four probes apply, measures it as it trains, and says what formed when.
+# Trains a small transformer on which all four probes apply, measures it while it trains, and prints what formed when.
 DEMO := runs/demo
 demo: $(VENV)/.installed
 	@echo "Training a one-layer transformer with three heads on a Markov chain, with four probes: about half a minute."
@@ -33,7 +33,7 @@ lint: audit
 	$(BIN)/lint-imports
 	$(BIN)/bandit --quiet --recursive --configfile pyproject.toml toolkit probes plugins benchmarks docs .ci
 
-# What is installed fits together, and has no known hole: where no list of those can be asked, it says so.
+# Checks that the installed packages fit together and have no known vulnerability, if a list of these can be reached.
 audit: $(VENV)/.installed-dev
 	$(BIN)/python -m pip check --disable-pip-version-check
 	$(BIN)/python .ci/audit.py
@@ -42,7 +42,7 @@ types: $(VENV)/.installed-dev
 	$(BIN)/mypy
 	$(BIN)/python docs/snippets.py
 
-# One script for each figure; what they find is kept in benchmarks/results and shown in docs/speed.md.
+# One script for each table; the results are stored in benchmarks/results and shown in docs/speed.md.
 BENCHMARKS := $(filter-out measure plain page,$(basename $(notdir $(wildcard benchmarks/*.py))))
 # The site, in `site`; a broken link or an unlisted page is an error.
 docs: $(VENV)/.installed-dev
@@ -53,7 +53,7 @@ bench: $(VENV)/.installed-dev
 	  $(BIN)/python -m benchmarks.page; test -z "$$missed" || { echo "missed a bar:$$missed"; exit 1; }
 
 # Every claim, and the verdicts as the docs show them: about half an hour. Each verdict is written when it is decided, and
-# the same command goes on after an interruption. `make verify ARGS="markov --claim M1 --again"` verifies some anew.
+# the same command continues after an interruption. `make verify ARGS="markov --claim M1 --again"` verifies some again.
 verify: $(VENV)/.installed
 	$(BIN)/python docs/verify.py $(ARGS)
 
@@ -61,11 +61,11 @@ verify: $(VENV)/.installed
 verify-long: $(VENV)/.installed
 	$(BIN)/python docs/verify.py --budget long $(ARGS)
 
-# The figures of the papers, for the gallery in the docs, from the runs of `make verify`. `ARGS=--again` draws all anew.
+# The figures of the papers, for the gallery in the docs, from the runs of `make verify`. `ARGS=--again` draws all again.
 gallery: $(VENV)/.installed
 	$(BIN)/python docs/gallery.py $(ARGS)
 
-# The pictures of README and docs, made by the commands that stand beside them.
+# The figures of README and docs, made by the commands that the pages show next to them.
 figures: $(VENV)/.installed
 	rm -rf runs/figures && mkdir -p runs/figures
 	$(RUN) run markov --runs runs/figures
@@ -107,7 +107,7 @@ $(VENV)/bin/python:
 	@echo "Making a Python environment in $(VENV) ..."
 	$(PYTHON) -m venv $(VENV)
 
-# pip names each package as it collects and installs it, so that nobody waits in silence.
+# pip prints each package that it collects and installs.
 PIP := $(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt
 
 $(VENV)/.installed: $(VENV)/bin/python pyproject.toml constraints.txt

@@ -1,12 +1,12 @@
-"""`make audit`: the pinned versions against the advisories of PyPI or OSV, where either can be asked.
+"""`make audit`: compares the pinned versions with the advisories of PyPI or OSV, if one of them can be reached.
 
-pip-audit ends well also where a mirror answers every question with "not found"; here that counts as not asked.
+pip-audit also succeeds if a mirror answers every query with "not found"; here that counts as not reached.
 """
 
 from __future__ import annotations
 
 import json
-import subprocess  # nosec B404  # pip-audit, which stands beside this Python
+import subprocess  # nosec B404  # pip-audit of this Python environment
 import sys
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -14,11 +14,11 @@ from typing import Any
 
 ROOT = Path(__file__).parent.parent
 SERVICES = ("pypi", "osv")
-KNOWN = "jinja2==3.1.5"  # a version that has advisories: a service that knows of none cannot be asked
+KNOWN = "jinja2==3.1.5"  # a version that has advisories: a service that knows of none is not usable
 
 
 def ask(service: str, pins: list[str]) -> list[dict[str, Any]]:
-    """What `service` says of each of `pins` that it knows; nothing where it cannot be asked."""
+    """Returns the answers of `service` about the `pins` that it knows; an empty list if it cannot be reached."""
     options = ["--no-deps", "--disable-pip", "--progress-spinner", "off", "--format", "json", "--timeout", "10"]
     with TemporaryDirectory() as folder:
         file = Path(folder) / "pins.txt"
@@ -27,7 +27,7 @@ def ask(service: str, pins: list[str]) -> list[dict[str, Any]]:
         done = subprocess.run(command, capture_output=True, text=True)  # nosec B603  # no shell
     try:
         answers: list[dict[str, Any]] = json.loads(done.stdout)["dependencies"]
-    except (ValueError, KeyError):  # it could not reach the service, and says so in a traceback
+    except (ValueError, KeyError):  # it could not reach the service, and printed a traceback
         return []
     return [answer for answer in answers if "vulns" in answer]
 
@@ -40,10 +40,10 @@ def main() -> int:
         open_ = [(answer, vuln) for answer in known for vuln in answer["vulns"]]
         for answer, vuln in open_:
             fixed = ", ".join(vuln["fix_versions"]) or "no version yet"
-            sys.stdout.write(f"{answer['name']} {answer['version']}: {vuln['id']}, mended in {fixed}\n")
+            sys.stdout.write(f"{answer['name']} {answer['version']}: {vuln['id']}, fixed in {fixed}\n")
         sys.stdout.write(f"audit: {service} knows {len(known)} of {len(pins)} pins, {len(open_)} advisories\n")
         return 1 if open_ else 0
-    sys.stdout.write(f"audit: SKIPPED, for neither of {', '.join(SERVICES)} can be asked here\n")
+    sys.stdout.write(f"audit: SKIPPED, because neither of {', '.join(SERVICES)} can be reached here\n")
     return 0
 
 

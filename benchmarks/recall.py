@@ -1,7 +1,7 @@
 """The exact population loss of permutation recall against the sampled one: time per training step, as a ratio.
 
-The two run in turns, so that other load on the machine slows both. The sampled loss is timed with as many sequences as
-it needs for a standard error of a hundredth of the first drop, and with the default batch.
+The two run in turns, so that other load on the machine slows both. The sampled loss is timed with the default batch,
+and with the number at which its standard error is a hundredth of the first drop.
 """
 
 from __future__ import annotations

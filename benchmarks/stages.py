@@ -3,8 +3,8 @@
     python benchmarks/stages.py
     python benchmarks/stages.py docs/images/stages.png
 
-With a path it draws the gallery of that page instead. The curves come from tests/kit: generated ones from their
-hold-out seeds, and real ones from the seeds that were labelled before any detector was run on them.
+With a path it draws the gallery of that page instead. The curves come from tests/kit. Generated ones have
+their hold-out seeds; real ones have the seeds that were labelled before any detector was run on them.
 """
 
 from __future__ import annotations

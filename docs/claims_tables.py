@@ -2,9 +2,8 @@
 
 It also counts the claims that hold in the project's README.
 
-Each claim has one line. It shows the first check (or, if the claim differs, the first that differs), the paper's number
-and ours, the verdict with each budget, and the reason of each budget with which it differs. A test fails if a table is
-stale.
+Each claim has one line. It shows the first check, or the first that differs. It has the paper's number and ours, the
+verdict with each budget, and the reason of each budget with which it differs. A test fails if a table is stale.
 """
 
 from __future__ import annotations

@@ -37,8 +37,8 @@ class Sparsity:
 def sparsity_measures(weights: Weights) -> Tensor:
     """Returns the MEANS of each query of a layer, [batch, head, query, measure].
 
-    They are the entropy H = -sum a log a in nats, the effective number of keys exp(H), the largest weight, the sparsity
-    1 - H / log(number of visible keys), and the weight of the first key.
+    They are the entropy H = -sum a log a in nats, the effective number of keys exp(H) and the largest weight. Then come
+    the sparsity 1 - H / log(number of visible keys) and the weight of the first key.
     """
     a = weights.values
     blocks = (

@@ -58,7 +58,7 @@ def scored_losses(context: ProbeContext) -> tuple[list[int], Tensor]:
     """Returns the scored positions t that have a next token, and the losses there, [batch, position].
 
     The losses are -log p(token t + 1 | tokens up to t) in nats. Raises DoesNotApply if there are none, or if their mean
-    is not the loss that the recorder records: then the tokens were paired with the wrong logits.
+    is not the loss that the recorder records. Then the tokens were paired with the wrong logits.
     """
     return context.once(context.output, "next-token losses", lambda: _scored_losses(context))
 

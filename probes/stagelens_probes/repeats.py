@@ -34,7 +34,7 @@ class Repeats:
 def repeated_tokens(d_vocab: int, n_ctx: int, seed: int = 0, sequences: int = SEQUENCES) -> Repeats:
     """Returns sequences of min(n_ctx, 64) random tokens, each with a segment of S tokens twice in a row.
 
-    S takes all lengths from half of the longest to the longest one that fits into the context and the vocabulary, each
+    The longest S is the one that fits into the context and the vocabulary. S takes all lengths from half of it on, each
     about equally often, in random order. The offset is uniform and at least 1, because many heads attend to position 0
     whatever its token is. The tokens of a segment are distinct and do not occur in the filler, so that each token of
     the second copy occurred exactly once before.

@@ -22,8 +22,8 @@ def has_heads(name: str, parameter: Tensor, context: ProbeContext) -> bool:
     """Returns True if the first dimension of `parameter` is the head.
 
     It must have `cfg.n_heads` rows. A module may list the names of such parameters as `head_parameters`. In other
-    modules they are TransformerLens' biases of heads, and parameters of three or more dimensions that have
-    TransformerLens' names or belong to a module with a hook of the attention pattern. A matrix does not count: it may
+    modules they are TransformerLens' biases of heads, and some parameters of three or more dimensions. These have
+    TransformerLens' names, or belong to a module with a hook of the attention pattern. A matrix does not count: it may
     have as many rows as there are heads by chance.
     """
     owner, _, last = name.rpartition(".")

@@ -1,8 +1,8 @@
 """The store: runs that several tests read. Each is trained once in a test session, by whichever process asks first.
 
-The folder belongs to the session: `conftest.py` makes it, every test process and every process that a test starts
-finds it in the environment, and it is removed at the end. Runs of registered tasks come from the project's own `Lab`,
-which names them after everything that their numbers depend on and locks each while it is trained.
+The folder belongs to the session. `conftest.py` makes it and removes it at the end. Every test process, and every
+process that a test starts, finds it in the environment. Runs of registered tasks come from the project's own `Lab`. It
+names them after everything that their numbers depend on, and locks each while it is trained.
 """
 
 from __future__ import annotations

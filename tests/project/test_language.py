@@ -12,11 +12,12 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-CODE = ("toolkit", "probes", "plugins", "benchmarks", "docs", "tests")
+CODE = ("toolkit", "probes", "plugins", "benchmarks", "docs", "tests", ".ci")
 PAGES = ("README.md", "CONTRIBUTING.md", "SECURITY.md", "docs", "plugins", "tests", "benchmarks")
 TEMPLATES = ("toolkit/stagelens/cli/templates", "toolkit/stagelens/report/templates")
+SETTINGS = ("Makefile", "pyproject.toml", "mkdocs.yml", ".github")  # their comments and texts
 NOT_OURS = ("frozen_plugin", "old_runs", "__pycache__")  # a plugin and runs of an earlier version
-LONGEST = 30  # words of a sentence in a docstring
+LONGEST = 25  # words of a sentence in a docstring
 
 # A home-made term -> what to write, a sentence that must be found, and one in which the word has its ordinary sense.
 TERMS = {
@@ -140,9 +141,10 @@ def all_prose() -> Iterator[tuple[Path, int, str]]:
             yield from ((file, *found) for found in prose_of_code(file.read_text(encoding="utf-8"), messages))
     for file in files(PAGES, ".md"):
         yield from ((file, *found) for found in prose_of_page(file.read_text(encoding="utf-8")))
-    for suffix in (".j2", ".html", ".py"):
-        for file in files(TEMPLATES, suffix):
-            yield from ((file, *found) for found in prose_of_page(file.read_text(encoding="utf-8")))
+    others = [file for suffix in (".j2", ".html") for file in files(TEMPLATES, suffix)]
+    others += [file for suffix in ("", ".toml", ".yml", ".md") for file in files(SETTINGS, suffix) if file.is_file()]
+    for file in others:
+        yield from ((file, *found) for found in prose_of_page(file.read_text(encoding="utf-8")))
 
 
 def sentences(docstring: str) -> Iterator[str]:

@@ -2,7 +2,7 @@
 
 Each budget has its own grid. The quick grids are the smallest that can show a sign, an order or a power law. They use
 transformers of width 32 instead of 256 (`long`: 64), and larger learning rates. Training does not stop when a plateau
-ends, so the runs have at least 1.4 times the steps of seed 0's plateau at the time the grid was chosen.
+ends. So the runs have at least 1.4 times the steps of seed 0's plateau at the time the grid was chosen.
 
 Thresholds: the paper's numbers are those of Fig. 3; for the same model Figs. 13 to 15 have T^0.57 to T^0.70 and d^1.27
 to d^1.31, so the tolerances are 0.25 for T and B, and 0.15 for d. The R2 of 0.95 is ours (the paper's is 0.995).

@@ -99,7 +99,7 @@ def delays(found: Mapping[int, float | str], own: Mapping[int, float], unit: flo
 
 
 class Reduction(Claim):
-    """Fig. 9 relaxes the assumptions on W* and W. "Quite accurately" is read as 15% of the mean length (the ledger).
+    """Fig. 9 relaxes the assumptions on W* and W. "Quite accurately" means 15% of the mean length (our choice).
 
     A single seed scatters by 0.8/sqrt(d), because w starts at N(0, 1/d). The part of W orthogonal to W* does not decay
     on the plateau, which delays its end by one to two d. So the plateau is also measured from W = 0, as Assumption 4

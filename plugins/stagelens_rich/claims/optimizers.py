@@ -29,8 +29,8 @@ class AdamEscapes(Claim):
     """Judges the four statements about Fig. 4, on the exact population loss.
 
     The 4-gram comes first; gradient descent stays on the plateau of the induction head for all of B.1's iterations;
-    Adam leaves it; and Adam has several plateaus on its way. "First" is judged by two definitions: L_IH2 is half of
-    its start, which w_V2 alone achieves, and L_IH2 is half of the plateau that w_V2 leads to, which needs attention.
+    Adam leaves it; and Adam has several plateaus on its way. "First" is judged by two definitions. L_IH2 is half of its
+    start, which w_V2 alone achieves; or L_IH2 is half of the plateau that w_V2 leads to, which needs attention.
     The rate of 0.1 for gradient descent is stable only if the loss is a mean over the D dimensions. B.3 prints W_K and
     W_Q in R^D; both readings are judged, D by D matrices and vectors of D numbers.
     """

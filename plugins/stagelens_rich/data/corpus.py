@@ -146,7 +146,7 @@ def wikitext_2() -> tuple[list[str], list[str]]:
     except (OSError, ValueError) as error:  # no network; or offline, with other parts of the dataset cached
         reason = " ".join(str(error).split())[:150]
         raise EnvironmentFault(
-            f"corpus {WIKITEXT} could not be downloaded ({reason}); try where there is a network, or {INSTEAD}"
+            f"corpus {WIKITEXT} could not be downloaded ({reason}); try again with a network, or {INSTEAD}"
         ) from None
     train, held_out = (
         [word for line in parts[part]["text"] for word in (*line.split(), END)] for part in ("train", "validation")

@@ -1,8 +1,8 @@
 """The lab trains the runs that claims need, once, and caches them.
 
-The directory of a run is named after everything that its numbers depend on. That is the task, its config, the seed, the
-probes, the device, the versions of the libraries, and the source of the toolkit, the probes and the task's package. So
-a cached run is reused until one of these changes, and claims that need the same run share it.
+The directory of a run is named after everything that its numbers depend on. These are the task, its config, the seed,
+the probes, the device and the versions of the libraries. The source of the toolkit, of the probes and of the task's
+package counts too. So a cached run is reused until one of these changes, and claims that need the same run share it.
 """
 
 from __future__ import annotations

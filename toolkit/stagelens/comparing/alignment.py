@@ -115,9 +115,9 @@ def resample(grid: Floats, axis: Floats, values: Floats, categorical: bool = Fal
 def aligned_median(grid: Floats, lines: Sequence[tuple[Floats, Floats]], transitions: Sequence[ArrayLike]) -> Floats:
     """Returns the median of `lines`, (axis, values) with [point] each, at the positions `grid`, transitions aligned.
 
-    If all lines have the same number of `transitions` (their positions, for each line), each line is stretched linearly
-    between them, so that its transitions come at the median positions. So the median of staircases is a staircase with
-    as many steps. Else the median is that of the lines as they are.
+    `transitions` has the positions of the transitions of each line. If all lines have the same number, each line is
+    stretched linearly between them, so that its transitions come at the median positions. So the median of staircases
+    is a staircase with as many steps. Otherwise the median is that of the lines as they are.
     """
     knots = [np.concatenate([grid[:1], _floats(places), grid[-1:]]) for places in transitions]
     if len({len(own) for own in knots}) == 1 and all((np.diff(own) > 0).all() for own in knots):

@@ -205,8 +205,10 @@ def fused(optimizer: Optimizer) -> Optimizer:
     """Returns `optimizer`, set to its fused kernel if it has one and the task did not choose otherwise.
 
     The fused update is the same up to rounding. For a small model, the loop over parameters takes longer than the
-    backward pass. A checkpoint stores the choice. The CPU kernel ignores strides, so parameters that are not contiguous
-    are updated by the loop, and a gradient that is not contiguous is copied before the update.
+    backward pass. A checkpoint stores the choice.
+
+    The CPU kernel ignores strides. So the loop updates parameters that are not contiguous, and a gradient that is not
+    contiguous is copied before the update.
     """
     if type(optimizer) in (torch.optim.Adam, torch.optim.AdamW):
         for group in optimizer.param_groups:

@@ -1,6 +1,6 @@
 """The parts of a transformer that TransformerLens lacks, each a subclass of the part it replaces.
 
-They are subclasses and not hooks, because a hook's closure refers to the parameters of the model it was made for: a
+They are subclasses and not hooks, because a hook's closure refers to the parameters of the model it was made for. A
 deep copy would compute with the original's slopes. Hooks are left to the user.
 """
 

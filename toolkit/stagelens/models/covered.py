@@ -56,7 +56,7 @@ WITHOUT_CONFIG = (nn.Dropout, nn.Identity)
 def covers(model: Any, inputs: Any, itself: bool = False) -> bool:
     """True if `logits` gives what the model's own forward pass gives on `inputs`, and no hook is attached.
 
-    Hooks on the model `itself` are missed where it is not called.
+    Hooks on the model `itself` would be missed by callers that do not call the model.
     """
     return (
         isinstance(inputs, Tensor) and not unknown_in(model) and _readable(model, inputs) and not watched(model, itself)

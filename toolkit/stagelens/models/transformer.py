@@ -192,7 +192,7 @@ def build_transformer(
         positions: "learned" (a trained table added to the embedding), "sinusoidal" (a frozen one), "alibi"
             (scores -= slope |query - key|, with a trained slope per layer and head) or "none".
         alibi_slope: the initial slope of every head. None: ALiBi's own, 2^(-8 h / n_heads) for h = 1, 2, ...
-        dropout: rate of GPT-2's four dropouts, in training mode only: on the embedding with positions, on the
+        dropout: rate of GPT-2's four dropouts, in training mode only. They act on the embedding with positions, on the
             attention pattern, on the attention's output and on the MLP's output. The masks come from torch's
             global generator. In training mode `hook_pattern` shows the pattern before its dropout, while
             `hook_attn_out`, `hook_mlp_out` and the residual stream's hooks show their values after it.

@@ -1,7 +1,7 @@
 """The main components of many readings: what they do together, so that copies of one thing count once.
 
-Multiple factor analysis (Escofier and Pagès, 1994) is a principal component analysis of tables of numbers that are
-first scaled to one size: each table is divided by its largest singular value. So 48 heads that do the same weigh as
+Multiple factor analysis (Escofier and Pagès, 1994) is a principal component analysis of several tables of numbers.
+Each table is first divided by its largest singular value. So 48 heads that do the same weigh as
 much as one. Varimax (Kaiser, 1958) then rotates the components so that each belongs to few readings.
 """
 

@@ -131,12 +131,14 @@ def detect_stages(
     min_drop: float = 0.01,
     significance: float = 3.0,
 ) -> Stages:
-    """Plateaus and transitions of a series.
+    """Returns the plateaus and transitions of a series.
 
-    steps, values: [point], steps strictly increasing. `axis`: on which steps are measured; `auto` takes the
-    logarithm when half of the points lie in the first quarter of the steps, and plain steps if there is no transition
-    on it. `min_drop`: the least drop, as a fraction of the range of the values. `significance`: the least drop, in
-    standard errors of the plateaus next to it.
+    steps, values: [point], steps strictly increasing.
+
+    `axis`: on which steps are measured. `auto` takes the logarithm if half of the points lie in the first quarter of
+    the steps. It takes plain steps if there is no transition on the logarithmic axis.
+    `min_drop`: the least drop, as a fraction of the range of the values.
+    `significance`: the least drop, in standard errors of the plateaus next to it.
     """
     t, y = _checked(steps, values)
     found = _on_axis(t, y, axis, min_drop, significance)

@@ -47,7 +47,7 @@ def detect_group(
     """Transitions that a group of series (the seeds of one run) share. steps: [point]; series: [series, point].
 
     The group has as many transitions as most of its series have. A series with more or fewer is matched to them, in
-    order, by the levels from and to which they lead: levels belong to the task, times to the seed.
+    order, by the levels from and to which they lead. Levels belong to the task, times to the seed.
     """
     if len(series) == 0:
         raise UsageError("no series was given; give at least one list of values")

@@ -1,6 +1,6 @@
 """Moves of several curves that happen together: each time explains as many of them as possible.
 
-A move is an interval on the axis. Moves that share a point belong together, and the fewest points that touch all
+A move is an interval on the axis. Moves that share a point belong together. The fewest points that touch all
 intervals are found by going through them in the order of their ends.
 """
 

@@ -132,8 +132,8 @@ def fit_law(
 def seed_means(design: Array, target: Array) -> tuple[Array, Array, NDArray[np.int64]]:
     """Returns the distinct rows of `design` [value, unknown], and the mean of `target` [value] and the count of each.
 
-    Every grid point counts once, however many seeds it has: all of its seeds share its deviation from the power law,
-    which is therefore one number per grid point.
+    Every grid point counts once, however many seeds it has. All of its seeds share its deviation from the power law, so
+    there is one deviation per grid point.
     """
     points, which = np.unique(design, axis=0, return_inverse=True)
     which = which.ravel()

@@ -26,7 +26,7 @@ def check_task_device(task: Task, n: int = 2) -> None:
 
     Model and `n` sequences are put on the `meta` device, so no accelerator is needed. Loss and gradient may make
     tensors there only, since they run at every step. Metrics, references, directions and conserved quantities may
-    prepare tensors on the CPU, but must not mix the two devices, and must give their results on the model's.
+    prepare tensors on the CPU. They must not mix the two devices, and must return tensors on the model's device.
     """
     with untouched_rng():
         torch.manual_seed(derive(task.seed, "init"))

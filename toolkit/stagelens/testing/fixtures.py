@@ -1,7 +1,7 @@
 """pytest fixtures for plugin authors: put `pytest_plugins = ["stagelens.testing.fixtures"]` into `conftest.py`.
 
-The tests of a plugin run without installing it: if the project that pytest tests registers plugins that are not
-installed, they are loaded from its directory, as with `stagelens --plugin-dir DIR`.
+The tests of a plugin run without installing it. If the tested project registers plugins that are not installed, they
+are loaded from its directory, as with `stagelens --plugin-dir DIR`.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Ensembles: the seeds of one config trained together.
 
 Every member stays an ordinary training: it has its own model (whose parameters are views of the stack), data, readings,
-checkpoints and run folder. Only the step is shared: one vectorized loss, one backward pass, one elementwise update.
+checkpoints and run directory. Only the step is shared: one vectorized loss, one backward pass, one elementwise update.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class Ensemble(Sequence[Run]):
     runs: tuple[Run, ...]
     alone: str = ""
     page: Path | None = None  # that compares them
-    noted: Mapping[str, str] = field(default_factory=dict)  # why there is no page, where it could not be made
+    noted: Mapping[str, str] = field(default_factory=dict)  # why there is no page, if it could not be made
 
     def __len__(self) -> int:
         return len(self.runs)

@@ -148,10 +148,10 @@ class Finder(Seam):
         return result
 
     def calls(self) -> list[Call]:
-        """The attentions; those seen at a softmax with the matrix products around it.
+        """Returns the attentions; those seen at a softmax with the matrix products around it.
 
-        A softmax without such products is attention only if it has a dimension for heads, and the batch has as many
-        positions as there are queries and keys.
+        A softmax without such products is attention only if it has a dimension for heads. The batch must also have as
+        many positions as there are queries and keys.
         """
         calls = list(self.found)
         for at, event in enumerate(self.events):

@@ -1,7 +1,7 @@
 """Structure: which modules of a watched model are its blocks, projections, embedding and unembedding.
 
 Nothing is guessed from names. Modules are identified by what they computed in one pass. For example, the projection of
-values is the linear map whose output is the values, and the unembedding is the one whose output is the logits. If two
+values is the linear map whose output is the values. The unembedding is the one whose output is the logits. If two
 modules computed the same, as they do if all weights are zero, neither is chosen.
 """
 
