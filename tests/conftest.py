@@ -22,7 +22,7 @@ import pytest
 import torch
 from hypothesis import settings
 
-from kit.store import ENVIRONMENT as STORE, stored_run
+from kit.store import ENVIRONMENT as STORE, serve
 from kit.swept import Here
 
 ROOT = Path(__file__).parent.parent
@@ -148,11 +148,7 @@ def sweeps_here(monkeypatch):
 @pytest.fixture
 def trained_once(monkeypatch):
     """`sl.run` and `stagelens run` take registered tasks from the store; see `kit.store`."""
-    import stagelens.api
-
-    run = stored_run(stagelens.api.run)
-    monkeypatch.setattr(stagelens.api, "run", run)
-    monkeypatch.setattr(stagelens, "run", run)
+    serve(monkeypatch)
 
 
 @pytest.fixture

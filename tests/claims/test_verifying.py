@@ -8,7 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from stagelens.claims.verifying import choose, last_results, verify
+from stagelens.base import plain
+from stagelens.claims.verifying import Result, choose, last_results, verify
+from stagelens.host import make_host
 
 PLUGIN = Path(__file__).parents[1] / "kit" / "claims_plugin.py"
 
@@ -257,8 +259,14 @@ def test_help_and_mistakes_need_no_torch():
 
 
 def test_from_python(imports, tmp_path):
-    from stagelens.host.host import make_host
-
     host = make_host([PLUGIN])
     (result,) = verify(choose(host, claims=["T1"]), host, seeds=1, cache=tmp_path)
     assert result.verdict == "holds" and result.checks[0].seeds == {10: True}
+
+
+def test_the_command_line_prints_what_python_returns(verifying, imports, tmp_path):
+    answer = verifying("T1", "T2", "T7").json
+    host = make_host([PLUGIN])
+    results = verify(choose(host, claims=["T1", "T2", "T7"]), host, cache=tmp_path / "cache")
+    for printed, result in zip(answer, map(Result.to_dict, results), strict=True):
+        assert plain(result | {"seconds": 0}) == printed | {"seconds": 0}

@@ -11,6 +11,11 @@ from pathlib import Path
 
 import pytest
 
+import stagelens as sl
+from kit.swept import Here
+from stagelens.base import plain
+from stagelens.host import make_host
+
 PLUGIN = str(Path(__file__).parents[1] / "kit" / "sweep_plugin.py")
 
 
@@ -37,6 +42,15 @@ def test_json_is_one_document_of_the_promised_shape(sweep) -> None:
     again = sweep("--grid", "T=1,2,4", "--workers", 1, "--json").json
     assert again["fit"] is None
     assert [row["run"] for row in again["table"]] == [row["run"] for row in answer["table"]]
+
+
+def test_the_command_line_prints_what_python_returns(sweep, imports) -> None:
+    answer = sweep("--grid", "T=1,2,4", "--measure", "event:half", "--fit", "T", "--name", "same", "--json").json
+    host = make_host([PLUGIN])
+    options = {"measures": "event:half", "fit": "T", "runs": "runs", "name": "same"}
+    swept = sl.sweep("power/law", {"T": [1, 2, 4]}, executor=Here(), host=host, **options)
+    assert plain(swept.to_dict()) == answer
+    assert [run.manifest.events["half"] for run in swept] == [row["event:half"] for row in answer["table"]]
 
 
 def test_a_dry_run_lists_the_points_and_the_time_and_runs_none(sweep, tmp_path) -> None:

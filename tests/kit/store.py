@@ -14,6 +14,7 @@ from functools import cache, wraps
 from pathlib import Path
 from typing import Any
 
+import pytest
 from filelock import FileLock
 
 import stagelens as sl
@@ -83,6 +84,15 @@ def stored_run(train: Callable[..., sl.Run]) -> Callable[..., sl.Run]:
         return sl.load(target, host=options.get("host"))
 
     return run
+
+
+def serve(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Makes `sl.run` and `stagelens run` take registered tasks from the store, until `monkeypatch` is undone."""
+    import stagelens.api
+
+    run = stored_run(sl.run)  # a lazy name: it is found in `api` now, not after `api.run` has been replaced
+    for module in (sl, stagelens.api):
+        monkeypatch.setattr(module, "run", run)
 
 
 def _plugins(of: Host) -> set[str]:

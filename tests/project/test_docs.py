@@ -83,6 +83,17 @@ def _call(words, cli):
             shutil.copytree(made, shared / made.name)
 
 
+def test_the_store_is_used_only_while_a_test_asks_for_it(monkeypatch):
+    import stagelens.api
+
+    monkeypatch.delitem(vars(stagelens), "run", raising=False)  # as in a process that has not called it
+    train = stagelens.api.run
+    with pytest.MonkeyPatch.context() as asking:
+        store.serve(asking)
+        assert stagelens.run is stagelens.api.run is not train
+    assert stagelens.run is stagelens.api.run is train
+
+
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_every_command_that_a_page_shows_can_be_parsed(page):
     """Also those that take too long to run or need a cluster."""

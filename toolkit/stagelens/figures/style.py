@@ -183,22 +183,25 @@ def _measuring() -> RendererAgg:
     return RendererAgg(1, 1, DPI)
 
 
-def save(figure: Figure, path: Path) -> None:
-    """Writes `figure` as a png or svg file, by the ending of `path`, completely or not at all.
+def save(figure: Figure, *paths: Path) -> None:
+    """Writes `figure` as png and svg files, by the endings of `paths`, each completely or not at all.
 
     This calls the canvas directly, because `savefig` would draw every figure twice.
     """
     dpi = figure.dpi
-    with styled(), writing(path) as aside, warnings.catch_warnings():
+    with styled(), warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Glyph .* missing", UserWarning)  # the warning would print untrusted letters
         _clip_texts(figure)
         _lay_out(figure)
-        if path.suffix.lower() == ".svg":
-            FigureCanvasSVG(figure).print_svg(drawn := StringIO(), metadata={"Date": None})
-            aside.write_text(NOT_XML.sub("\N{REPLACEMENT CHARACTER}", drawn.getvalue()), encoding="utf-8")
-        else:
-            FigureCanvasAgg(figure).print_png(str(aside))
-    figure.set_dpi(dpi)  # the svg canvas changes it
+        for path in paths:
+            with writing(path) as aside:
+                if path.suffix.lower() == ".svg":
+                    FigureCanvasSVG(figure).print_svg(drawn := StringIO(), metadata={"Date": None})
+                    text = NOT_XML.sub("\N{REPLACEMENT CHARACTER}", drawn.getvalue())
+                    aside.write_text(text, encoding="utf-8")
+                else:
+                    FigureCanvasAgg(figure).print_png(str(aside))
+            figure.set_dpi(dpi)  # the svg canvas changes it
 
 
 def _clip_texts(figure: Figure) -> None:
@@ -214,3 +217,6 @@ def _lay_out(figure: Figure) -> None:
     if engine is not None:
         engine.execute(figure)
         figure.set_layout_engine("none")
+    for axis in (axis for axes in figure.axes for axis in (axes.xaxis, axes.yaxis)):
+        if not axis.label.get_text():
+            axis.set_label_coords(0, 0)  # else matplotlib measures all tick labels to place an empty label

@@ -35,8 +35,7 @@ def write_sweep_figures(swept: Sweep, folder: Path) -> None:
         if swept.law is not None:
             figures |= {"law": law_figure(swept, swept.law), "residuals": residual_figure(swept, swept.law)}
     for name, figure in figures.items():
-        for ending in (".png", ".svg"):
-            save(figure, folder / f"{name}{ending}")
+        save(figure, *(folder / f"{name}{ending}" for ending in (".png", ".svg")))
 
 
 def measure_figure(swept: Sweep) -> Figure:

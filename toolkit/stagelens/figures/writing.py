@@ -39,8 +39,7 @@ def write_figures(run: Run, folder: Path | None = None) -> list[Path]:
     files = []
     for name, figure in figures_of(run).items():
         with noting(run.noted, f"figure {name!r}", *_blamed(run, name)):
-            for ending in ENDINGS:
-                save(figure, folder / f"{name}{ending}")
+            save(figure, *(folder / f"{name}{ending}" for ending in ENDINGS))
             files.append(folder / f"{name}.png")
     return files
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 from stagelens.base import StagelensError, UsageError, check_own, noting
-from stagelens.runs.manifest import DETECTOR, Manifest, load_manifest
+from stagelens.runs.manifest import Manifest, load_manifest
 from stagelens.runs.store import NotAsItEnded, read_measurements
 from stagelens.timelines import Timeline
 
@@ -194,9 +194,9 @@ class Run:
     @property
     def final(self) -> dict[str, Any]:
         """The last value of every series; a series of one number as that number."""
-        if not len(self.timeline.steps):
-            return {}
-        return {name: _last(self.timeline, name) for name in self.timeline}
+        from stagelens.runs.summary import last_of
+
+        return {name: last_of(self.timeline, name) for name in self.timeline}
 
     @property
     def predictions(self) -> list[dict[str, Any]]:
@@ -239,38 +239,9 @@ class Run:
 
     def summary(self) -> dict[str, Any]:
         """What `stagelens show --json` prints."""
-        from stagelens.timelines import probe_events, what_formed
+        from stagelens.runs.summary import summary_of
 
-        manifest = self.manifest
-        step = self.timeline.steps[-1].item() if len(self.timeline.steps) else None
-        return {
-            "run": str(self.folder),
-            "name": self.name,
-            "task": manifest.task,
-            "preset": manifest.preset,
-            "config": manifest.config,
-            "seed": manifest.seed,
-            "status": self.status,
-            "error": manifest.error,
-            "steps": max(manifest.steps, step or 0),  # the manifest of a user's loop has them when the loop ended
-            "step": step,
-            "seconds": manifest.seconds,
-            "device": manifest.device,
-            "final": self.final,
-            "metric": manifest.metric,
-            "stages": self._stages_if_any(),
-            "stage_differences": self.stage_differences,
-            "nearest": self.nearest,
-            "phases": self.phases,
-            "training_phases": manifest.phases,
-            "events": manifest.events,
-            "probe_events": probe_events(self.timeline),
-            "formed": [one.to_dict() for one in what_formed(self.timeline, self.unit)],
-            "predictions": self.predictions,
-            "skipped": manifest.skipped,
-            "problems": self.problems,
-            "warnings": self.warnings,
-        }
+        return summary_of(self)
 
     @property
     def stage_differences(self) -> list[str]:
@@ -289,12 +260,6 @@ class Run:
         from stagelens.timelines import nearest_spans
 
         return nearest_spans(self.timeline)
-
-    def _stages_if_any(self) -> list[dict[str, Any]]:
-        stored = self.manifest.stages
-        if stored is not None and self.manifest.detector == DETECTOR and self.status == "finished":
-            return stored  # finding them again would import half of scipy
-        return self.found_stages()
 
     def found_stages(self) -> list[dict[str, Any]]:
         """Returns the stages of the metric as plain values; none if the run is too short or lacks its metric."""
@@ -353,20 +318,3 @@ class Run:
 
     def __repr__(self) -> str:
         return f"<Run {self.name}: {self.manifest.task}, seed {self.manifest.seed}, {self.status}>"
-
-
-def _last(timeline: Timeline, name: str) -> Any:
-    """Returns the last measured value: a number, a label, or a nested list of them. nan becomes None."""
-    column, values = timeline.column(name), timeline.series(name)
-    measured = ~np.isnan(values.reshape(len(values), -1)).all(axis=1)
-    if not measured.any():
-        return None
-    last = values[np.flatnonzero(measured)[-1]]
-    named = np.vectorize(
-        lambda v: None if np.isnan(v) else column.label(v) if column.labels else float(v),
-        otypes=[object],
-    )
-    result = named(last).tolist()
-    while isinstance(result, list) and len(result) == 1:
-        result = result[0]
-    return result
