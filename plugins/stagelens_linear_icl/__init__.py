@@ -102,6 +102,8 @@ DRAWN = (
 )
 SOFTMAX = "stagelens_linear_icl.figures.variations:fig3"
 SOFTMAX_SHOWS = "Six runs of softmax attention whose loss falls in several drops with slower stretches between them."
+DROPS = "stagelens_linear_icl.figures.main:fig6"
+DROPS_SHOWS = "The loss of one run of Fig. 1a, with the times t_1 to t_D just after its drops."
 FIGURES = (
     *(
         FigureRef(
@@ -115,6 +117,7 @@ FIGURES = (
         for name, title, shows, claims in DRAWN
     ),
     FigureRef("fig3", "six runs of softmax attention, in several drops", SOFTMAX, paper=SOFTMAX_SHOWS, claims=("L7",)),
+    FigureRef("fig6", "the times just after the drops", DROPS, paper=DROPS_SHOWS, claims=("L1", "L12")),
 )
 
 

@@ -174,6 +174,8 @@ class RecallFlowConfig(SimplifiedHeads, FlowConfig):
     def _consistent(self) -> RecallFlowConfig:
         if self.system == "full":
             check_memory("the table of matches", 2 * FLOAT64 * table_size(self.order, self.n_heads), self.order)
+            if self.rate != 1:
+                raise ValueError("rate is for the two equations of Theorem 3.1; give system=first-jump")
         elif self.learned:
             raise ValueError("learned heads are for the full system; give system=full")
         if self.learned >= self.n_heads:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import NullLocator
+from matplotlib.ticker import MaxNLocator, NullLocator, StrMethodFormatter
 
 from stagelens.figures import THEORY, line_style, panels, title_of
 from stagelens_emergence.claims import recall, regression
@@ -49,24 +49,40 @@ def commonest(runs: Sequence[Run], key: str) -> list[Run]:
 def draw_lengths(axis: Axes, runs: Sequence[Run], x: str, by: str, threshold: float) -> None:
     """Draws plateau lengths over `x`: for each value of `by` a line through the seed means, and a dot for each run.
 
-    A run whose plateau has not ended is an open triangle at its last step.
+    If all runs have the same `x`, the two change places, so that there is something to see. A run whose plateau has
+    not ended is an open triangle at its last step.
     """
+    if len(values_of(runs, x)) == 1 < len(values_of(runs, by)):
+        x, by = by, x
     for index, value in enumerate(values_of(runs, by)):
         line = [run for run in runs if setting(run, by) == value]
         style = line_style(index)
         at = np.array([setting(run, x) for run in line], dtype=float)  # [run]
         lengths = np.array([plateau_of(run, threshold) for run in line], dtype=float)  # [run], nan: not ended
         means = [lengths[at == position].mean() for position in np.unique(at)]
-        axis.plot(np.unique(at), means, label=f"{by} = {value}", **style)
+        axis.plot(np.unique(at), means, **style)
         axis.plot(at, lengths, "o", ms=3, color=style["color"])
+        axis.plot([], [], marker="o", ms=3, label=f"{by} = {value}", **style)
         late = np.isnan(lengths)
         steps = np.array([run.manifest.steps for run in line], dtype=float)
         axis.plot(at[late], steps[late], "^", ms=5, mfc="none", color=style["color"])
     axis.set(xscale="log", yscale="log", xlabel=x, ylabel="plateau length, steps")
     ticks = values_of(runs, x)
     axis.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
+    if len(ticks) == 1:
+        axis.set_xlim(ticks[0] / 2, ticks[0] * 2)
     axis.xaxis.set_minor_locator(NullLocator())
+    plain_steps(axis)
     _legend(axis)
+
+
+def plain_steps(axis: Axes) -> None:
+    """Writes the ticks of a logarithmic y axis as plain numbers, a few of them even if it spans less than a decade."""
+    low, high = axis.get_ylim()
+    if high < 20 * low:
+        axis.yaxis.set_major_locator(MaxNLocator(5, steps=[1, 2, 5, 10]))
+    axis.yaxis.set_minor_locator(NullLocator())
+    axis.yaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
 
 
 def draw_curves(axis: Axes, runs: Sequence[Run], by: str, series: str) -> None:
@@ -117,7 +133,9 @@ def fig5(runs: Sequence[Run]) -> Figure:
 
 def fig16(runs: Sequence[Run]) -> Figure:
     """Draws the accuracy on the training distribution over the steps, for several B and p."""
-    return _repetition(runs, "Fig. 16: the same on the training distribution", "key_value/train_accuracy")
+    return _repetition(
+        runs, "Fig. 16: repetition accelerates recall on the training distribution", "key_value/train_accuracy"
+    )
 
 
 def _repetition(runs: Sequence[Run], title: str, series: str) -> Figure:
@@ -140,7 +158,7 @@ def fig11(runs: Sequence[Run]) -> Figure:
         if "relevant_attention/mass" in run.timeline:
             steps, mass = run.timeline.steps, run.timeline.series("relevant_attention/mass")  # [step, layer, head]
             axes[0, 1].plot(steps, mass.max((1, 2)), label=label, **line_style(index))
-    axes[0, 0].axhline(LEARNED, zorder=0, **THEORY)
+    axes[0, 0].axhline(LEARNED, zorder=0, label="end of the plateau (D.1)", **THEORY)
     axes[0, 0].set(xlabel="step", ylabel="test loss", ylim=(0, 0.65))
     axes[0, 0].legend()
     axes[0, 1].set(xlabel="step", ylabel="attention to the relevant token", ylim=(0, 1.02))
@@ -168,11 +186,15 @@ def fig13(runs: Sequence[Run]) -> Figure:
 
 
 def _split(runs: Sequence[Run], title: str, parts: Sequence[tuple[str, Callable[[Run], bool]]]) -> Figure:
-    """Draws the plateau length over d and T, one panel for each (name, condition on a run)."""
+    """Draws the plateau length over d and T, one panel for each (name, condition on a run), on the same y axis."""
     figure, axes = panels(1, len(parts), title)
     for axis, (name, belongs) in zip(axes[0], parts, strict=True):
         draw_lengths(axis, [run for run in runs if belongs(run)], "d", "T", LEARNED)
         axis.set_title(name)
+    low, high = zip(*(axis.get_ylim() for axis in axes[0]), strict=True)
+    for axis in axes[0]:
+        axis.set_ylim(min(low), max(high))
+        plain_steps(axis)
     return figure
 
 
@@ -191,8 +213,8 @@ def fig14(runs: Sequence[Run]) -> Figure:
 
 def fig15(runs: Sequence[Run]) -> Figure:
     """Draws the plateau length over d and T, for SGD and for Adam."""
-    kinds = ("sgd", "adam")
-    parts = [(kind.upper(), lambda run, k=kind: setting(run, "optimizer") == k) for kind in kinds]
+    kinds = {"sgd": "SGD", "adam": "Adam"}
+    parts = [(name, lambda run, k=kind: setting(run, "optimizer") == k) for kind, name in kinds.items()]
     return _split(runs, "Fig. 15: SGD and Adam", parts)
 
 

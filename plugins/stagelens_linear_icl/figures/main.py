@@ -10,6 +10,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from stagelens import Run
+from stagelens.claims import Lab
 from stagelens.figures import (
     COLOURS,
     draw_levels,
@@ -23,7 +24,7 @@ from stagelens.figures import (
 )
 from stagelens_linear_icl.flow import Descent, descend
 from stagelens_linear_icl.model import stack
-from stagelens_linear_icl.predictions import plateau_levels
+from stagelens_linear_icl.predictions import JUST_LEARNED, plateau_levels
 from stagelens_linear_icl.tasks import Separate
 from stagelens_linear_icl.theory import Problem
 
@@ -70,6 +71,31 @@ def seeds_figure(run: Run, task: Separate, title: str) -> Figure:
     make_room(figure, 0.4)
     legend_row(figure, axis)
     headline(figure, f"{title}; {title_of(run)}")
+    return figure
+
+
+def fig6(lab: Lab) -> Figure:  # noqa: ARG001
+    """Draws Fig. 6: the time t_d just after each drop, on the loss of seed 0 of Fig. 1a."""
+    task = Separate(Separate.Config(), 0)
+    descent = descent_of(task, [0])
+    path = descent.path(task)
+    figure, ((axis,),) = grid((1, 1), **SINGLE)
+    levels = draw_plateaus(axis, task)
+    axis.plot(descent.steps, path.loss, color=COLOURS[0], lw=2.2, label="loss")
+    for d in range(task.config.D):
+        time = path.time_learned(d, JUST_LEARNED)
+        if time is not None:
+            step = time / (2 * task.config.lr)
+            axis.axvline(
+                step, color="0.2", lw=0.9, ls=":", label=None if d else f"{JUST_LEARNED:.0%} of e_d is learned"
+            )
+            axis.annotate(f"t_{d + 1}", (step, 1.0), (3, 0), "data", textcoords="offset points", va="top", fontsize=8)
+    log_steps(axis, task.config.steps)
+    name_beside(axis, levels)
+    axis.set_ylabel(LOSS)
+    make_room(figure, 0.4)
+    legend_row(figure, axis)
+    headline(figure, f"Fig. 6: t_d, just after each drop; {task.id}, seed 0")
     return figure
 
 

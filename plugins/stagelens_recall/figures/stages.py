@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 
 from stagelens import Run
 from stagelens.claims import Lab
-from stagelens.figures import draw_levels, headline, levels_of, line_style
+from stagelens.figures import draw_levels, headline, levels_of, line_style, title_of
 
 BETA, MASS = "recall_circuit/beta", "head_specialization/mass"
 PROBES = ("recall_circuit", "head_specialization")
@@ -18,7 +18,7 @@ MAPS = 5  # the largest number of attention maps
 
 
 def staged_learning(run: Run) -> Figure | None:
-    """Draws Figs. 1 and 4: the loss with the predicted plateaus, the betas, and the attention on each plateau.
+    """Draws Fig. 1, or Fig. 4: the loss with the predicted plateaus, the betas, and the attention on each plateau.
 
     Returns None if the run did not record betas and attention.
     """
@@ -29,14 +29,16 @@ def staged_learning(run: Run) -> Figure | None:
     rows: Any = figure.subfigures(2, 1, height_ratios=(2.2, 1))
     loss, beta = rows[0].subplots(2, 1, sharex=True)
     loss.plot(*timeline.scalar("loss"), **line_style(0))
-    draw_levels(loss, levels_of(run), label="")
+    draw_levels(loss, levels_of(run), "theory: levels (A.4)")
     loss.set_ylabel("loss")
+    loss.legend()
     for h, column in enumerate(timeline.series(BETA).T):
         beta.plot(timeline.steps, column, label=f"head {h + 1}", **line_style(h))
     beta.set(ylabel="beta", xlabel="training step")
     beta.legend()
     _draw_attention(rows[1], run)
-    headline(figure, f"{run.manifest.task}, seed {run.manifest.seed}: stages, betas and attention (Figs. 1 and 4)")
+    number = "Fig. 4" if run.experiment.config.first_betas[-1] > run.experiment.config.first_betas[0] else "Fig. 1"
+    headline(figure, f"{number}: stages, betas and attention; {title_of(run)}")
     return figure
 
 

@@ -21,7 +21,8 @@ def first_layer(run: Run) -> Figure:
         t, values = run.timeline.scalar(name)
         axis.plot(t[1:], values[1:], **line_style(0))
         axis.set(xscale="log", xlabel="time", ylabel=label)
-    axes[1].axhline(0.99, **THEORY)
+    axes[1].axhline(0.99, label="0.99", **THEORY)
+    axes[1].legend()
     return figure
 
 

@@ -313,3 +313,8 @@ def test_heads_of_a_flow_are_checked(cli):
     assert "leaves none to learn" in cli("run", "recall/flow", "--set", "learned=3").complaint
     answer = cli("run", "recall/flow", "--set", "learned=1", "--set", "system=first-jump")
     assert "learned heads are for the full system" in answer.complaint
+
+
+def test_a_rate_that_would_have_no_effect_is_refused(cli):
+    answer = cli("run", "recall/flow", "--set", "rate=2")
+    assert answer.code == 2 and "rate is for the two equations of Theorem 3.1" in answer.complaint
