@@ -27,7 +27,8 @@ def first_crossing(
 
     Args:
         steps: steps or times, [point], increasing.
-        values: the curve, [point]. A nan is passed over; next to one, the crossing is the point itself.
+        values: the curve, [point]. A nan is passed over. Next to one, and at an infinity, the crossing is the point
+            itself.
         level: a value equal to `level` has reached it.
         rising: True if the curve rises to the level, False if it falls to it. None takes the side of the first value.
         after: only crossings at this step or later count. A curve that is beyond the level by then has crossed it at
@@ -44,7 +45,7 @@ def first_crossing(
         return None
     at = int(candidates[0])
     before = beyond[at - 1] if at else np.nan
-    if not (np.isfinite(before) and before < 0):
+    if not (np.isfinite(before) and before < 0 and np.isfinite(beyond[at])):
         return float(steps[at])
     part = before / (before - beyond[at])
     return max(after, float(steps[at - 1] + part * (steps[at] - steps[at - 1])))
