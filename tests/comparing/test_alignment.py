@@ -119,6 +119,21 @@ def test_points_that_share_a_place_count_as_their_mean():
     assert resample(np.array([1.0]), np.array([0.0, 1.0, 1.0, 2.0]), np.array([0.0, 2.0, 4.0, 9.0])).tolist() == [3]
 
 
+def test_a_resampled_line_leaves_from_the_last_of_the_points_that_share_a_place():
+    axis, values = np.array([0.0, 1.0, 1.0, 2.0]), np.array([0.0, 2.0, 4.0, 9.0])
+    assert resample(np.array([0.5, 1.5]), axis, values).tolist() == [1, 6.5]
+
+
+@given(st.integers(0, 2**32 - 1))
+def test_a_resampled_line_is_inside_its_envelope(seed):
+    random = np.random.default_rng(seed)
+    axis, values = np.sort(random.uniform(size=50)).round(1), random.standard_normal(50)
+    grid = common_grid([axis, np.linspace(0.2, 0.8, 31)])
+    low, high = envelope(grid, axis, values)
+    line = resample(grid, axis, values)
+    assert (low <= line + 1e-12).all() and (line <= high + 1e-12).all()
+
+
 def test_labels_are_not_mixed():
     axis, codes = np.array([0.0, 1.0, 1.0, 2.0]), np.array([0.0, 2.0, 1.0, 2.0])
     assert resample(np.array([0.9, 1.0, 1.9, 2.0]), axis, codes, categorical=True).tolist() == [0, 1, 1, 2]

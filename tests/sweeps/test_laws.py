@@ -135,6 +135,32 @@ def test_censored_points_are_left_out_counted_and_said() -> None:
     assert "2 censored" in str(law)
 
 
+def test_a_grid_point_with_a_censored_seed_is_left_out_because_its_other_seeds_are_the_fast_ones() -> None:
+    sizes, end = np.repeat(64.0 * 2 ** np.arange(6), 5), 2867.0
+    seeds, generator = np.tile(np.arange(5), 6), np.random.default_rng(0)
+    found = []
+    for _ in range(200):
+        lengths = 2 * sizes * np.exp(0.4 * generator.standard_normal(30))
+        late = lengths > end
+        law = sl.fit_law({"T": sizes}, np.minimum(lengths, end), seeds=seeds, censored=late)
+        alone = ~np.isin(sizes, sizes[late])
+        assert law.exponents == sl.fit_law({"T": sizes[alone]}, lengths[alone], seeds=seeds[alone]).exponents
+        assert (law.points, law.censored) == (alone.sum(), late.sum())
+        assert np.array_equal(np.isfinite(law.residuals), alone)
+        others = 30 - alone.sum() - late.sum()
+        assert (f"with {others} other seeds of their grid points" in str(law)) == (others > 0)
+        found.append(law.exponents["T"].value)
+    assert np.mean(found) == pytest.approx(1, abs=0.04)  # 0.90 if only the censored seeds are left out
+
+
+@pytest.mark.parametrize("value", [0.7, 1.1, 3.3, 1e-5])
+@pytest.mark.parametrize("points", [3, 7, 11])
+def test_values_that_are_all_equal_are_explained_in_full(value: float, points: int) -> None:
+    law = sl.fit_law({"T": np.arange(1.0, points + 1)}, [value] * points)
+    assert law.r2 == 1  # it was -10 where the mean of equal logarithms differs from them by rounding
+    assert law.exponents["T"].value == pytest.approx(0, abs=1e-12)
+
+
 @pytest.mark.parametrize("seeds", [1, 5])
 def test_a_saturated_fit_has_neither_r2_nor_intervals_and_says_why(seeds: int) -> None:
     x, noise = np.tile([1.0, 2.0], seeds), np.repeat(np.linspace(1.0, 1.2, seeds), 2)
@@ -181,7 +207,7 @@ def test_what_cannot_be_fitted_is_reported_in_one_line(
 
 
 def test_all_censored_is_reported() -> None:
-    with pytest.raises(UsageError, match=r"0 points \(3 more are censored\)"):
+    with pytest.raises(UsageError, match=r"0 points \(3 more are censored, or seeds of a censored point\)"):
         sl.fit_law({"x": [1.0, 2.0, 3.0]}, [1.0, 2.0, 3.0], censored=[True] * 3)
 
 

@@ -83,6 +83,14 @@ def test_a_series_has_no_value_where_it_was_not_measured(tmp_path) -> None:
     assert sl.compare([run], "late").table[0]["late"] is None
 
 
+def test_a_number_that_is_not_finite_has_a_reason(tmp_path) -> None:
+    perplexity = np.append(np.linspace(9, 2, len(STEPS) - 1), np.inf)
+    run = write_run(tmp_path, "diverged", {"loss": -STEPS, "perplexity": perplexity})
+    assert parse_measure("perplexity")(run) == Measured(np.inf, reason="perplexity is inf there")
+    assert parse_measure("perplexity:max")(run).reason == "perplexity is inf there"
+    assert parse_measure("perplexity:min")(run) == Measured(2.0)
+
+
 def test_events_of_a_flow_are_its_own_times(decay) -> None:
     assert value("event:three quarters", decay) == pytest.approx(-math.log(0.75), rel=1e-6)
     with pytest.raises(UsageError, match="unknown event 'quarter'"):

@@ -41,6 +41,7 @@ def test_the_examples_of_the_docstrings_are_true(module):
         ([8, np.nan, 2, 1, 0], 5.0, {}, 20.0),  # it is unknown when between 0 and 20
         ([np.nan, 8, 2, 1, 0], 5.0, {}, 15.0),
         ([np.inf, 2, 2, 1, 0], 5.0, {}, 10.0),
+        ([8, 8, -np.inf, 1, 0], 5.0, {}, 20.0),  # it was 10, where the curve is still at 8
         ([8, 2, 2, np.nan, np.nan], 5.0, {"lasting": True}, 5.0),
         ([np.nan] * 5, 5.0, {}, None),
         ([], 5.0, {}, None),

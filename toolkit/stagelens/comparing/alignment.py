@@ -102,14 +102,15 @@ def resample(grid: Floats, axis: Floats, values: Floats, categorical: bool = Fal
     """Returns `values` [point] over `axis` [point] (not decreasing) at the positions `grid`.
 
     Values are interpolated linearly; a `categorical` one is the last label before the position. If several points share
-    a position (aligned by a loss that plateaus), it gets their mean, or their last label.
+    a position (aligned by a loss that plateaus), it gets their mean, or their last label; next to it the line goes to
+    the first or from the last of them.
     """
     places, inverse = np.unique(axis, return_inverse=True)
     if categorical:
         last = np.flatnonzero(np.append(np.diff(axis) > 0, True))
         return np.asarray(values[last][np.clip(np.searchsorted(places, grid, side="right") - 1, 0, None)])
     mean = np.bincount(inverse, values) / np.bincount(inverse)
-    return np.asarray(np.interp(grid, places, mean))
+    return np.where(np.isin(grid, places), np.interp(grid, places, mean), np.interp(grid, axis, values))
 
 
 def aligned_median(grid: Floats, lines: Sequence[tuple[Floats, Floats]], transitions: Sequence[ArrayLike]) -> Floats:

@@ -279,7 +279,8 @@ class Run:
         """Returns the hooked model as it was at `step` (None: the last one).
 
         Between two checkpoints the training is replayed from the earlier one. Batches depend on (seed, step) alone,
-        so on the same machine and thread count this is the model that the run had, bit for bit.
+        so on the same machine and thread count this is the model that the run had, bit for bit. A vectorized seed is
+        replayed alone, so between checkpoints its model is the same up to rounding.
         """
         import torch
 

@@ -38,9 +38,9 @@ class Law:
     constant: float
     exponents: dict[str, Exponent]
     r2: float  # of log value; nan if the fit is saturated
-    residuals: Array  # [value] log(measured / fitted); nan where the value is censored
+    residuals: Array  # [value] log(measured / fitted); nan where the value is left out
     points: int  # values in the fit; every seed counts
-    censored: int  # values left out of the fit: they never reached the threshold
+    censored: int  # values that never reached the threshold; they and the other seeds of their grid points are left out
     grid_points: int  # points that the fit goes through: the seeds of a grid point are averaged to one
 
     @property
@@ -75,7 +75,9 @@ class Law:
 
     def __str__(self) -> str:
         powers = " ".join(f"{k}^{e}" for k, e in self.exponents.items())
-        left_out = f"; {self.censored} censored points left out" if self.censored else ""
+        others = int(np.isnan(self.residuals).sum()) - self.censored
+        with_them = f" with {others} other seeds of their grid points" if others else ""
+        left_out = f"; {self.censored} censored points left out{with_them}" if self.censored else ""
         quality = f"no R2: {self.problem}" if self.problem else f"R2 {self.r2:.4f}"
         return f"{self.constant:.4g} {powers}  ({quality}, {self.points} points{left_out})"
 
@@ -97,15 +99,16 @@ def fit_law(
     With `seeds`, the values with the same columns are the seeds of one grid point: the fit goes through the mean of
     their logarithms. Without `seeds`, every value is a grid point of its own. The 95% confidence intervals are t
     intervals over the grid points; if these have different numbers of seeds, their errors are those of HC3.
-    `censored` values are left out of the fit and counted.
+    `censored` values are left out of the fit and counted. The other seeds of their grid points are left out too: they
+    are the ones that were fast enough, so their mean is too small.
     """
     if resamples is not None or seed is not None:
         warn("`resamples` and `seed` of fit_law have no effect; version 0.3 removes them", DeprecationWarning, 2)
     measured = np.asarray(values, dtype=float)
     logs = _design(columns, len(measured))
-    left_out = _aligned("censored", censored, len(measured), bool)
+    slow = _aligned("censored", censored, len(measured), bool)
     _aligned("seeds", seeds, len(measured), np.int64)
-    kept = ~left_out
+    kept = ~(slow if seeds is None else _in_same_point(logs, slow))
     _check(columns, measured, kept)
     design, target = logs[kept], np.log(measured[kept])
     points, means, counts = (design, target, None) if seeds is None else seed_means(design, target)
@@ -124,7 +127,7 @@ def fit_law(
         r2=np.nan if saturated else _r2(target, residuals[kept]),
         residuals=residuals,
         points=int(kept.sum()),
-        censored=int(left_out.sum()),
+        censored=int(slow.sum()),
         grid_points=len(points),
     )
 
@@ -139,6 +142,12 @@ def seed_means(design: Array, target: Array) -> tuple[Array, Array, NDArray[np.i
     which = which.ravel()
     counts = np.bincount(which)
     return points, np.asarray(np.bincount(which, target) / counts, dtype=float), counts
+
+
+def _in_same_point(design: Array, some: NDArray[np.bool_]) -> NDArray[np.bool_]:
+    """Returns which rows of `design` [value, unknown] equal one of `some` rows, bool [value]."""
+    _, which = np.unique(design, axis=0, return_inverse=True)
+    return np.isin(which.ravel(), which.ravel()[some])
 
 
 def half_widths(design: Array, residuals: Array, alike: bool = True) -> Array:
@@ -190,7 +199,7 @@ def _aligned(what: str, given: Sequence[Any] | None, points: int, kind: Any) -> 
 def _check(columns: Mapping[str, Sequence[float]], values: Array, kept: NDArray[np.bool_]) -> None:
     unknowns = 1 + len(columns)
     if kept.sum() < unknowns:
-        lost = f" ({(~kept).sum()} more are censored)" if not kept.all() else ""
+        lost = f" ({(~kept).sum()} more are censored, or seeds of a censored point)" if not kept.all() else ""
         raise UsageError(f"{kept.sum()} points{lost} for {unknowns} unknowns (a constant and {', '.join(columns)})")
     wrong = values[kept][~(np.isfinite(values[kept]) & (values[kept] > 0))]
     if wrong.size:
@@ -218,5 +227,6 @@ def _solve(names: Sequence[str], design: Array, target: Array) -> Array:
 
 
 def _r2(target: Array, residuals: Array) -> float:
-    spread, missed = float(np.sum((target - target.mean()) ** 2)), float(residuals @ residuals)
-    return 1 - missed / spread if spread > 0 else 1.0
+    if np.ptp(target) == 0:  # their mean may differ from them by rounding
+        return 1.0
+    return float(1 - residuals @ residuals / np.sum((target - target.mean()) ** 2))

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from math import nan
+from math import isfinite, nan
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -44,7 +44,7 @@ PARTS = re.compile(r"(?P<name>[^:@\[\]]+(\[.*?\]\)?)?)(:(?P<when>.+?))?(@(?P<thr
 class Measured:
     """One number of a run. If it is `censored`, the run ended too early; the value is its last step, a lower bound.
 
-    If there is no number, the value is nan and `reason` explains why.
+    If there is no finite number, `reason` explains why.
     """
 
     value: float
@@ -88,7 +88,7 @@ class Measure:
             if len(ends) < self.number:
                 return Measured(nan, censored=True, reason=f"the run has {len(ends)} stages")
             return _value_at(float(ends[self.number - 1]), steps, values, self.series)
-        return Measured(_moment(self.kind, self.series, values))
+        return _number(_moment(self.kind, self.series, values), self.series)
 
     def _event(self, run: Run, end: float) -> Measured:
         happened = run.manifest.events
@@ -172,7 +172,12 @@ def _value_at(step: float, steps: Floats, values: Floats, name: str) -> Measured
     if not steps[0] <= step <= steps[-1]:
         reason = f"{name} was measured from step {steps[0]:g} to {steps[-1]:g}; the stage ends at {step:g}"
         return Measured(nan, reason=reason)
-    return Measured(float(np.interp(step, steps, values)))
+    return _number(float(np.interp(step, steps, values)), name)
+
+
+def _number(value: float, name: str) -> Measured:
+    """Returns `value`, with a reason if it is not a finite number."""
+    return Measured(value, reason="" if isfinite(value) else f"{name} is {value:g} there")
 
 
 def _threshold(text: str, first: float) -> float:

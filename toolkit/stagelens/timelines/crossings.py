@@ -27,7 +27,7 @@ def first_crossing(
 
     Args:
         steps: steps or times, [point], increasing.
-        values: the curve, [point]. A nan is ignored; next to one, the crossing is not interpolated.
+        values: the curve, [point]. A nan is ignored. Next to one, and at an infinity, the crossing is the point itself.
         level: a value equal to `level` has reached it.
         rising: True if the curve rises to the level, False if it falls to it. None takes the side of the first value.
         after: only crossings at this step or later count. If the curve is beyond the level at `after` already, the
@@ -44,7 +44,7 @@ def first_crossing(
         return None
     at = int(candidates[0])
     before = beyond[at - 1] if at else np.nan
-    if not (np.isfinite(before) and before < 0):
+    if not (np.isfinite(before) and before < 0 and np.isfinite(beyond[at])):
         return float(steps[at])
     part = before / (before - beyond[at])
     return max(after, float(steps[at - 1] + part * (steps[at] - steps[at - 1])))
