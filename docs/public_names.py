@@ -9,7 +9,8 @@ import ast
 import re
 from pathlib import Path
 
-TOOLKIT = Path(__file__).parent.parent / "toolkit" / "stagelens"
+from signatures import TOOLKIT, signatures
+
 # The rooms whose names are stable, as `stability.md` lists them.
 ROOMS = ("base", "host", "timelines", "stages", "models", "experiments", "recording", "runs", "claims", "figures")
 
@@ -24,19 +25,25 @@ def page() -> str:
     ]
     lines[-2] += " import the names of the rooms: `from stagelens.ROOM import NAME`."
     lines += [
-        "See [Python](api.md) for signatures, [what is stable](../stability.md) and [the rooms](../architecture.md).",
+        "Signatures are below each table; [Python](api.md) has the whole documentation on the site. See also",
+        "[what is stable](../stability.md) and [the rooms](../architecture.md).",
         "",
     ]
-    lines += _table("stagelens", public_names())
+    lines += _table("stagelens", public_names()) + _signatures(TOOLKIT)
     lines += _table("stagelens.testing", names_in("testing", "__init__.py"))
+    lines += _signatures(TOOLKIT / "testing", "__init__.py")
     for room in ROOMS:
-        lines += _table(f"stagelens.{room}", names_in(room))
+        lines += _table(f"stagelens.{room}", names_in(room)) + _signatures(TOOLKIT / room)
     return "\n".join(lines)
 
 
 def _table(title: str, names: dict[str, str]) -> list[str]:
     rows = [f"| `{name}` | {text.replace('|', chr(92) + '|')} |" for name, text in sorted(names.items())]
     return [f"## {title}", "", "| name | what it is |", "|---|---|", *rows, ""]
+
+
+def _signatures(folder: Path, declared: str = "__init__.pyi") -> list[str]:
+    return ["```text", *signatures(folder, declared), "```", ""]
 
 
 def public_names() -> dict[str, str]:

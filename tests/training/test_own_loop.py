@@ -164,7 +164,7 @@ def test_mistakes_are_reported_in_one_line() -> None:
     (Path("runs") / "other" / "file.txt").write_text("x")
     for words, options in {
         "run 'mine' exists in runs; give resume=True": {"run": "mine"},
-        r"and lr=2 \(given 1\), seed=0 \(given None\), no width \(given 3\); resume": {
+        r"with seed 0 and lr=2 \(given 1\), no width \(given 3\); resume": {
             "run": "mine",
             "config": {"lr": 1, "width": 3},
             "resume": True,
@@ -327,3 +327,14 @@ def test_runs_that_differ_in_the_seed_of_their_config_are_seeds_of_one_group(cli
     with recorder_of(model, run="seed2", resume=True) as recorder:
         loop(recorder, model, range(4, 6))
     assert sl.load("seed2").manifest.seed == 2
+    with pytest.raises(
+        sl.StagelensError, match="'seed2' is loop with seed 2 and the same config; resume it with its own"
+    ):
+        recorder_of(model, run="seed2", resume=True, config={"lr": 0.01, "seed": 3})
+    file = Path("runs") / "seed2" / "run.json"
+    earlier = json.loads(file.read_text()) | {"seed": 0, "config": {"lr": 0.01, "seed": 2}}
+    del earlier["checksum"]
+    file.write_text(json.dumps(earlier))  # as an earlier version wrote it
+    with recorder_of(model, run="seed2", resume=True, config={"lr": 0.01, "seed": 2}) as recorder:
+        loop(recorder, model, range(6, 8))
+    assert sl.load("seed2").manifest.config == {"lr": 0.01, "seed": 2}

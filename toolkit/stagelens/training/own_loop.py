@@ -96,9 +96,11 @@ class Recorder(MemoryRecorder):
             self._states = ProbeStates(folder)
             if (folder / FILE).exists():
                 self._continue(read_measurements(folder))
+                before = load_manifest(folder)
                 if config is None:
-                    before = load_manifest(folder)
                     manifest.config, manifest.seed = before.config, before.seed
+                elif "seed" in before.config:  # of an earlier version, which did not take the seed out
+                    manifest.config["seed"], manifest.seed = manifest.seed, before.seed
             self._opened = OpenRun(folder, manifest, host, predictions)
             self._sink = self._write
 
