@@ -222,6 +222,17 @@ def test_the_batch_must_be_tokens(tmp_path: Path) -> None:
     save_file({"x": torch.zeros(2, 3)}, tmp_path / "floats.safetensors")
     with pytest.raises(UsageError, match="expected one tensor of tokens"):
         load_batch(tmp_path / "floats.safetensors")
+    torch.save(["text"], tmp_path / "text.pt")
+    with pytest.raises(sl.StagelensError, match="expected one tensor of tokens"):
+        load_batch(tmp_path / "text.pt")
+
+
+def test_the_batch_may_be_a_tensor_alone_or_under_a_name(tmp_path: Path) -> None:
+    tokens = torch.randint(0, 9, (3, 5), dtype=torch.int32)
+    torch.save(tokens, tmp_path / "alone.pt")
+    torch.save({"input_ids": tokens}, tmp_path / "named.pt")
+    for name in ("alone.pt", "named.pt"):
+        assert torch.equal(load_batch(tmp_path / name), tokens.long())
 
 
 def test_observers_hear_of_saved_checkpoints_as_of_every_run(saved: Path, tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from stagelens.base import EnvironmentFault, UsageError, generator
 from stagelens.training.saved_checkpoints.hugging_face import load_tokenizer
-from stagelens.training.saved_checkpoints.weights import load_weights
+from stagelens.training.saved_checkpoints.weights import load_tensors
 
 SEQUENCES = 16  # by default
 LENGTH = 256  # positions by default, if the model has so many
@@ -72,14 +72,16 @@ def tokens_of_text(file: Path, tokenizer: Any, sequences: int | None, length: in
 
 
 def load_batch(path: Path) -> Tensor:
-    """Returns tokens [sequence, position] from a file with one integer tensor."""
+    """Returns tokens [sequence, position] from a file with one integer tensor, alone or under a name."""
     try:
-        tensors = list(load_weights(path).values())
+        loaded = load_tensors(path)
     except EnvironmentFault:
         raise UsageError(
             f"--batch {path} cannot be read; give a file of safetensors or torch.save with one tensor of tokens"
         ) from None
-    return _checked(tensors[0] if len(tensors) == 1 else None, str(path))
+    tensors = list(loaded.values()) if isinstance(loaded, dict) else [loaded]
+    alone = len(tensors) == 1 and isinstance(tensors[0], Tensor)
+    return _checked(tensors[0] if alone else None, str(path))
 
 
 def random_tokens(vocabulary: int | None, sequences: int, length: int) -> Tensor:

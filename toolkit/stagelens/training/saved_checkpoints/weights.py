@@ -17,17 +17,22 @@ PARTS = ("embed.", "pos_embed.", "blocks.", "ln_final.", "unembed.")  # of a Hoo
 CONSTANTS = (".mask", ".IGNORE", ".rotary_sin", ".rotary_cos")  # which some versions save with the weights
 
 
-def load_weights(path: Path) -> dict[str, Tensor]:
-    """Returns the state dict in `path`. Pickled files are read with weights only, so they run no code."""
+def load_tensors(path: Path) -> Any:
+    """Returns what a file of safetensors or `torch.save` holds. It is read with weights only, so it runs no code."""
     try:
         check_size(path)
         if path.suffix == ".safetensors":
             from safetensors.torch import load_file
 
             return load_file(path)
-        loaded = torch.load(path, map_location="cpu", weights_only=True)
+        return torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:
         raise unreadable(path, error) from None
+
+
+def load_weights(path: Path) -> dict[str, Tensor]:
+    """Returns the state dict in `path`."""
+    loaded = load_tensors(path)
     for key in ("model", "state_dict", "model_state_dict"):
         if isinstance(loaded, dict) and isinstance(loaded.get(key), dict):
             loaded = loaded[key]
