@@ -16,21 +16,20 @@ from stagelens.stages.pieces import Array, Fit, Indices
 Span = tuple[int, int]  # the first point, and the one after the last
 LEAST_POINTS = 3  # on a plateau
 CONTRAST = 0.45  # of the steepest slope on either side: a rest is flatter
-PLAIN = 0.85  # of the steepest slope after it in plain steps: a rest is flatter there too, whatever the axis
 FLAT = 0.1  # of the steepest slope: the part of a rest whose mean is its level
-TURN = 0.2  # of the larger move next to it: a smaller move back is an overshoot of that move
+TURN = 0.15  # of the larger move next to it: a smaller move back is an overshoot of that move
 
 
-def rests(found: Fit, t: Array, min_drop: float, significance: float) -> tuple[list[Span], list[bool]]:
-    """Candidate plateaus, in order; and whether the curve begins, and ends, within a move. t: [point], plain steps."""
+def rests(found: Fit, min_drop: float, significance: float) -> tuple[list[Span], list[bool]]:
+    """Candidate plateaus, in order; and whether the curve begins, and ends, within a move."""
     u, knots, heights = found.u, found.knots, found.heights
     turns = _turns(heights, found.errors, min_drop, significance)
     spans: list[Span] = []
     cut = [False, False]
     for j, (a, b) in enumerate(pairwise(turns)):
         k, rise = _monotone(u, knots, heights, a, b)
-        slopes, plain = np.diff(rise) / np.diff(u[knots[k]]), np.diff(rise) / np.diff(t[knots[k]])
-        own = [(int(knots[k[x]]), int(knots[k[y + 1]]) + 1) for x, y in _valleys(slopes, plain, np.diff(knots[k]))]
+        slopes = np.diff(rise) / np.diff(u[knots[k]])
+        own = [(int(knots[k[x]]), int(knots[k[y + 1]]) + 1) for x, y in _valleys(slopes, np.diff(knots[k]))]
         if not (own and own[0][0] <= knots[a]):
             cut[0] |= j == 0
             own = own if j == 0 else [_summit(found, turns, j), *own]
@@ -80,10 +79,10 @@ def _monotone(u: Array, knots: Indices, f: Array, a: int, b: int) -> tuple[Indic
     return k, rise
 
 
-def _valleys(slopes: Array, plain: Array, counts: Indices) -> list[tuple[int, int]]:
+def _valleys(slopes: Array, counts: Indices) -> list[tuple[int, int]]:
     """First and last element of each rest of a monotone run. The least flat candidate goes first, if it is none.
 
-    slopes, plain: [element] on the axis and in plain steps; counts: [element], their points.
+    slopes: [element]; counts: [element], their points.
     """
     n = len(slopes)
     before, after = np.append(np.inf, slopes[:-1]), np.append(slopes[1:], np.inf)
@@ -94,8 +93,7 @@ def _valleys(slopes: Array, plain: Array, counts: Indices) -> list[tuple[int, in
         i, low, high = lows[j], (lows[j - 1] if j else -1), (lows[j + 1] if j + 1 < len(lows) else n)
         sides = np.max(slopes[low + 1 : i], initial=0.0), np.max(slopes[i + 1 : high], initial=0.0)
         left, right = (float(x) if x > slopes[i] else np.inf for x in sides)
-        later = np.max(plain[i + 1 : high], initial=0.0) * PLAIN / CONTRAST if right < np.inf else np.inf
-        ratio = np.maximum(np.maximum(slopes / left, slopes / right), plain / later)
+        ratio = np.maximum(slopes / left, slopes / right)
         if left == right == np.inf:
             return np.inf, i, i
         return float(ratio[i]), *_grown(i, low, high, lambda k: bool(ratio[k] < most))
