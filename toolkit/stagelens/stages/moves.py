@@ -19,8 +19,8 @@ WANDER = 3.0  # times the wander of the plateaus next to it: a smaller move is p
 SMALL = 0.04  # of the drop next to it: a smaller move belongs to its neighbour
 SHAPE = 0.1  # of the smaller drop: the error of each point because no move has a simple shape
 # The evidence for a plateau, in units of chi square: what is needed if the moves around it are far apart, and if they
-# may be one move with a shoulder. They may be one if the plateau is shorter than one of them, if the smaller one has less
-# than `UNEQUAL` of both, or if they are closer than `LONGEST` of the distance between their neighbours.
+# may be one move with a shoulder. They may be one if the plateau is shorter than one of them, if the smaller one has
+# less than `UNEQUAL` of both, or if they are closer than `LONGEST` of the distance between their neighbours.
 APART, CLOSE, LONGEST, UNEQUAL = 3.0, 10.0, 0.12, 0.1
 BLOCKS, BENDS = 80, 40  # at most so many points and bends of the curve that slows down
 
