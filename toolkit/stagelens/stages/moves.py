@@ -1,7 +1,7 @@
-"""Which moves between the rests of a curve are transitions.
+"""Which moves between the candidate plateaus of a curve are transitions.
 
-A move counts if it is large enough, begins anew after the rest before it, and is over before the next one begins. The
-least convincing rest or move goes first; then everything is measured again.
+A move counts if it is large enough, begins anew after the plateau before it, and is over before the next one begins.
+The least convincing plateau or move goes first; then everything is measured again.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from itertools import pairwise
 import numpy as np
 
 from stagelens.stages.pieces import LEAST_NOISE, Array, Fit, Indices, standard_error
-from stagelens.stages.plateaus import Span, rests
+from stagelens.stages.plateaus import Span, candidates
 
 WANDER = 3.0  # times the wander of the plateaus next to it: a smaller move is part of that wander
 SMALL = 0.04  # of the drop next to it: a smaller move belongs to its neighbour
@@ -109,7 +109,7 @@ def moves(found: Fit, t: Array, min_drop: float, significance: float) -> Moves:
     """The transitions of a curve. t: [point], its plain steps."""
     n = len(t)
     whole = Moves(found, ((0, n),), (False, False))
-    plateaus, (begins, ends) = rests(found, min_drop, significance)
+    plateaus, (begins, ends) = candidates(found, min_drop, significance)
     if not plateaus:
         return whole
     left = Moves(found, (*[(0, 1)] * begins, *plateaus, *[(n - 1, n)] * ends), (begins, ends))

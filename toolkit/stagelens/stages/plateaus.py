@@ -1,7 +1,7 @@
-"""Where a curve rests: stretches that are flat compared with the moves on their two sides.
+"""Candidate plateaus: stretches that are flat compared with the moves on their two sides.
 
-A rest is judged by slope alone, so no shape of the moves is assumed. A curve that slows down all the way (a decay) has
-monotone slopes, and so no rest before its fall.
+Only slopes are compared, so no shape of the moves is assumed. A curve that slows down all the way (a decay) has
+monotone slopes, and so no plateau before its fall.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from stagelens.stages.pieces import Array, Fit, Indices
 
 Span = tuple[int, int]  # the first point, and the one after the last
 LEAST_POINTS = 3  # on a plateau
-CONTRAST = 0.45  # of the steepest slope on either side: a rest is flatter
-FLAT = 0.1  # of the steepest slope: the part of a rest whose mean is its level
+CONTRAST = 0.45  # of the steepest slope on either side: a plateau is flatter
+FLAT = 0.1  # of the steepest slope: the part of a plateau whose mean is its level
 TURN = 0.15  # of the larger move next to it: a smaller move back is an overshoot of that move
 
 
-def rests(found: Fit, min_drop: float, significance: float) -> tuple[list[Span], list[bool]]:
+def candidates(found: Fit, min_drop: float, significance: float) -> tuple[list[Span], list[bool]]:
     """Candidate plateaus, in order; and whether the curve begins, and ends, within a move."""
     u, knots, heights = found.u, found.knots, found.heights
     turns = _turns(heights, found.errors, min_drop, significance)
@@ -62,7 +62,7 @@ def _turns(f: Array, errors: Array, min_drop: float, significance: float) -> lis
 def _monotone(u: Array, knots: Indices, f: Array, a: int, b: int) -> tuple[Indices, Array]:
     """Knots of the run from turn a to turn b, and how far it has come at each.
 
-    The gap between two pieces is no rest: it joins the flatter piece beside it.
+    The gap between two pieces is no plateau: it joins the flatter piece next to it.
     """
     k, sign = np.arange(a, b + 1), np.sign(f[b] - f[a])
     rise = np.clip(sign * f[k], sign * f[a], sign * f[b])
@@ -80,7 +80,9 @@ def _monotone(u: Array, knots: Indices, f: Array, a: int, b: int) -> tuple[Indic
 
 
 def _valleys(slopes: Array, counts: Indices) -> list[tuple[int, int]]:
-    """First and last element of each rest of a monotone run. The least flat candidate goes first, if it is none.
+    """Returns the first and last element of each plateau of a monotone run.
+
+    While a candidate is not flat enough, the least flat one goes.
 
     slopes: [element]; counts: [element], their points.
     """
@@ -117,7 +119,7 @@ def _valleys(slopes: Array, counts: Indices) -> list[tuple[int, int]]:
 
 
 def _summit(found: Fit, turns: list[int], j: int) -> Span:
-    """Points around turn j, where the curve turns without resting."""
+    """Points around turn j, where the curve turns without a plateau."""
     f, curve, at = found.heights, found.curve, int(found.knots[turns[j]])
     least = min(abs(f[turns[j]] - f[turns[j - 1]]), abs(f[turns[j + 1]] - f[turns[j]]))
     a, b = _grown(at, -1, len(curve), lambda i: bool(abs(curve[i] - curve[at]) < FLAT * least))
