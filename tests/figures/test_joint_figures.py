@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import numpy as np
 import pytest
 
@@ -43,6 +45,22 @@ def test_the_ribbon_shows_the_joint_transitions(tmp_path):
     lines = [line.get_xdata()[0] for line in axis.lines if line.get_linestyle() != "-"]
     assert lines == [stage.at for stage in run.joint_stages().transitions]
     assert texts(axis.child_axes[0]) == ["1", "2"]
+
+
+def test_names_in_the_ribbon_do_not_overlap(tmp_path):
+    """Numbers are apart, and a name is left out if it has no room."""
+    steps = np.linspace(0, 500, 300)
+    series = {f"r{at}": staircase(steps, [at], [0, 1], 2.0) for at in (60, 130, 300)}
+    run = write_run(tmp_path, "close", series, steps=steps)
+    found = run.joint_stages()
+    assert len(found.transitions) == 3
+    run.joint_stages = lambda: found.named(["", "predicts as the token before the last", "predicts as token 2"])
+    figure = heat_map_figure(run)
+    save(figure, tmp_path / "stages.png")
+    labels = figure.axes[0].child_axes[0].texts
+    assert [label.get_text() for label in labels] == ["1", "2", "3: predicts as token 2"]
+    boxes = [label.get_window_extent() for label in labels]
+    assert all(one.x1 < other.x0 for one, other in pairwise(boxes))
 
 
 def test_the_trajectory_states_the_explained_shares(tmp_path):

@@ -164,11 +164,31 @@ def _ribbon(axis: Axes, joint: JointStages, height: float) -> None:
     strip.tick_params(bottom=False, labelbottom=False)
     for stage in joint:
         strip.axvspan(stage.start, stage.end, color="0.92" if stage.kind == "plateau" else COLOURS[0], lw=0)
-    for number, stage in enumerate(joint.transitions, start=1):
+    for stage in joint.transitions:
         axis.axvline(stage.at, color="white", lw=0.8, ls=(0, (4, 2)))
-        label = f"{number}: {stage.name}" if stage.name else str(number)
-        place: Any = {"xycoords": ("data", "axes fraction"), "textcoords": "offset points"}
-        strip.annotate(label, (stage.at, 1.0), xytext=(0, 2), ha="center", va="bottom", fontsize=7, **place)
+    middles = [float((axis.transData + axis.transAxes.inverted()).transform((s.at, 0))[0]) for s in joint.transitions]
+    for place, label in _labels(middles, [stage.name for stage in joint.transitions]):
+        strip.text(place, 1.2, label, transform=strip.transAxes, ha="center", va="bottom", fontsize=7)
+
+
+def _labels(middles: Sequence[float], names: Sequence[str]) -> list[tuple[float, str]]:
+    """Returns where each transition is labelled, as a fraction of the width, and how.
+
+    The numbers are moved apart. A name is written only where the labels next to it leave room for it.
+    """
+    from stagelens.figures.labels import spread
+
+    letter = LETTER / WIDTH
+    places = [float(place) for place in spread(middles, 2 * letter)]
+    labels, taken = [], 0.0  # up to where labels are written
+    for i, (place, name) in enumerate(zip(places, names, strict=True)):
+        long = f"{i + 1}: {name}"
+        after = places[i + 1] - letter if i + 1 < len(places) else 1 + letter
+        room = 2 * min(place - taken, after - place)
+        label = long if name and len(long) * letter <= room else str(i + 1)
+        labels.append((place, label))
+        taken = place + len(label) * letter / 2
+    return labels
 
 
 def _edges(steps: NDArray[Any]) -> Floats:
