@@ -81,7 +81,9 @@ def main() -> None:
     print("| curves | number | found per curve (true) | number right | times within 5% |\n|---|---|---|---|---|")
     for name in FAMILIES:
         print(row(name, family(name, HOLD_OUT, GENERATED)), flush=True)
-    print(row("staircases in white noise", [staircase(np.random.default_rng([3, i])) for i in range(STAIRCASES)]))
+    print(
+        row("staircases in white noise", [staircase(np.random.default_rng([HOLD_OUT, i])) for i in range(STAIRCASES)])
+    )
     drops = family("drops", HOLD_OUT, GENERATED)
     print("\n".join(changed(drops)))
     real = labelled("hold-out")

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from kit.curves import Curve, decay
 
 Array = NDArray[np.float64]
-TUNING, HOLD_OUT, INTERVALS = 11, 32, 21
+TUNING, HOLD_OUT, INTERVALS = 11, 54, 21
 NONE = np.empty(0)
 
 

@@ -12,20 +12,42 @@ def agrees(curve: Labelled) -> bool:
     return curve.agrees([t.at for t in detect_stages(curve.steps, curve.values).transitions])
 
 
-MISSED = pytest.mark.xfail(strict=True, reason="22 of 31: the goal of 90% is missed")
+def of_seeds(seeds: str) -> list[Labelled]:
+    return [curve for curve in labelled("development") + labelled("hold-out") if curve.name.split("/")[1] in seeds]
 
 
-@pytest.mark.parametrize(("split", "seeds"), [("development", "012"), pytest.param("hold-out", "345", marks=MISSED)])
-def test_what_the_eye_sees_is_found(split: str, seeds: str) -> None:
-    """The goal is 90% of the curves."""
-    curves = labelled(split)
-    assert {curve.name.split("/")[1] for curve in curves} == set(seeds)
+MISSED = pytest.mark.xfail(strict=True, reason="27 of 31: these curves served development, and the goal is missed")
+
+
+@pytest.mark.parametrize("seeds", ["012", pytest.param("345", marks=MISSED), "678"])
+def test_what_the_eye_sees_is_found(seeds: str) -> None:
+    """The goal is 90% of the curves. Seeds 6 to 8 are the hold-out."""
+    curves = of_seeds(seeds)
     wrong = [curve.name for curve in curves if not agrees(curve)]
     assert len(wrong) <= 0.1 * len(curves), wrong
 
 
-def test_the_hold_out_is_found_as_often_as_the_docs_say() -> None:
-    assert sum(agrees(curve) for curve in labelled("hold-out")) >= 22
+@pytest.mark.parametrize(("seeds", "least"), [("012", 37), ("345", 27), ("678", 50)])
+def test_real_curves_are_found_as_often_as_the_docs_say(seeds: str, least: int) -> None:
+    assert sum(agrees(curve) for curve in of_seeds(seeds)) >= least
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "emergence_recall/3/loss",  # a shoulder is shorter than the fall before it
+        "rich_text/4/prefix_matching0",  # so are three wiggles in the end of a fall
+        "rich_text/5/loss",  # after a plateau the curve falls steadily in log time, to its last point
+        "markov_full/3/kl0",  # it turns back by less than a fifth
+    ],
+)
+def test_what_the_previous_detector_missed_is_found(name: str) -> None:
+    assert agrees(next(curve for curve in labelled("development") if curve.name == name))
+
+
+def test_the_hold_out_has_seeds_of_its_own() -> None:
+    for split, seeds in (("development", "012345"), ("hold-out", "678")):
+        assert {curve.name.split("/")[1] for curve in labelled(split)} == set(seeds)
 
 
 def test_enough_curves_are_plain_to_the_eye() -> None:

@@ -174,12 +174,22 @@ def test_a_handful_of_points_is_no_error(values: list[float]) -> None:
         ([1, 3, 2], [1, 2, 3], "step 2 comes after step 3"),
         ([1, 2, 2], [1, 2, 3], "step 2 comes after step 2"),
         ([[1, 2]], [[1, 2]], "same length"),
+        ([1, 2], ["a", "b"], "values must be a list of real numbers"),
+        ([1j, 2], [1, 2], "steps must be a list of real numbers"),
+        ([1, 2], [[1], [2, 3]], "values must be a list of real numbers"),
     ],
 )
 def test_bad_input_is_a_usage_error_of_one_line(steps: list[float], values: list[float], message: str) -> None:
     with pytest.raises(UsageError, match=message) as caught:
         detect_stages(steps, values)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("name", ["min_drop", "significance"])
+@pytest.mark.parametrize("least", [-0.1, float("nan")])
+def test_a_negative_least_drop_is_a_usage_error(name: str, least: float) -> None:
+    with pytest.raises(UsageError, match=f"{name} is {least:g}; it must be 0 or more"):
+        detect_stages(*two_steps(), **{name: least})
 
 
 def test_a_bad_axis_is_a_usage_error() -> None:

@@ -2,8 +2,8 @@
 
     >>> detect_stages(run.steps, run.loss).transitions
 
-`docs/stages.md` says how it works: `pieces` fits straight lines, `plateaus` finds flat stretches, `moves` judges
-what lies between, `timing` reads the times, and `intervals` says how certain times and drops are.
+`docs/stages.md` says how it works: `pieces` fits straight lines, `plateaus` finds where the curve is flat, `moves`
+judges what lies between, `timing` reads the times, and `intervals` says how certain times and drops are.
 """
 
 from __future__ import annotations
@@ -141,6 +141,9 @@ def detect_stages(
     `significance`: the least drop, in standard errors of the plateaus next to it.
     """
     t, y = _checked(steps, values)
+    for name, least in (("min_drop", min_drop), ("significance", significance)):
+        if not least >= 0:
+            raise UsageError(f"{name} is {least:g}; it must be 0 or more")
     found = _on_axis(t, y, axis, min_drop, significance)
     if axis == "auto" and found.axis == "log" and not found.transitions:
         plain = _on_axis(t, y, "linear", min_drop, significance)
@@ -179,7 +182,7 @@ def _strengths(found: Moves) -> Array:
 
 
 def _checked(steps: ArrayLike, values: ArrayLike) -> tuple[Array, Array]:
-    t, y = np.asarray(steps, dtype=float), np.asarray(values, dtype=float)
+    t, y = _numbers("steps", steps), _numbers("values", values)
     if t.ndim != 1 or t.shape != y.shape:
         raise UsageError(f"steps have shape {t.shape} and values {y.shape}; give two lists of the same length")
     if len(t) < 2:
@@ -196,6 +199,13 @@ def _checked(steps: ArrayLike, values: ArrayLike) -> tuple[Array, Array]:
             "so sort them and keep each once"
         )
     return t, y
+
+
+def _numbers(what: str, given: ArrayLike) -> Array:
+    try:
+        return np.asarray(given, dtype=float)
+    except (TypeError, ValueError):
+        raise UsageError(f"{what} must be a list of real numbers, not {given!r:.60}") from None
 
 
 def _plateau(start: float, end: float, level: float) -> Stage:

@@ -1,6 +1,6 @@
-"""Decides which moves between the plateaus of a curve are transitions.
+"""Decides which moves between the candidate plateaus of a curve are transitions.
 
-A move counts if it is large enough, begins anew after the plateau before it, and is over before the next one.
+A move counts if it is large enough, begins anew after the plateau before it, and is over before the next one begins.
 The least convincing plateau or move is removed first; then everything is measured again.
 """
 
@@ -13,15 +13,15 @@ from itertools import pairwise
 import numpy as np
 
 from stagelens.stages.pieces import LEAST_NOISE, Array, Fit, Indices, standard_error
-from stagelens.stages.plateaus import Span, rests
+from stagelens.stages.plateaus import Span, candidates
 
 WANDER = 3.0  # times the wander of the plateaus next to it: a smaller move is part of that wander
 SMALL = 0.04  # of the drop next to it: a smaller move belongs to its neighbour
 SHAPE = 0.1  # of the smaller drop: the error of each point because no move has a simple shape
 # The evidence for a plateau, in units of chi square: what is needed if the moves around it are far apart, and if they
-# may be one move. A single move takes at most `LONGEST` of the distance between its neighbours. Two moves of which the
-# smaller has less than `UNEQUAL` of both may be one at any distance.
-APART, CLOSE, LONGEST, UNEQUAL = 3.0, 8.5, 0.12, 0.1
+# may be one move with a shoulder. They may be one if the plateau is shorter than one of them, if the smaller one has
+# less than `UNEQUAL` of both, or if they are closer than `LONGEST` of the distance between their neighbours.
+APART, CLOSE, LONGEST, UNEQUAL = 3.0, 10.0, 0.12, 0.1
 BLOCKS, BENDS = 80, 40  # at most so many points and bends of the curve that slows down
 
 
@@ -109,7 +109,7 @@ def moves(found: Fit, t: Array, min_drop: float, significance: float) -> Moves:
     """The transitions of a curve. t: [point], its plain steps."""
     n = len(t)
     whole = Moves(found, ((0, n),), (False, False))
-    plateaus, (begins, ends) = rests(found, t, min_drop, significance)
+    plateaus, (begins, ends) = candidates(found, min_drop, significance)
     if not plateaus:
         return whole
     left = Moves(found, (*[(0, 1)] * begins, *plateaus, *[(n - 1, n)] * ends), (begins, ends))
@@ -147,10 +147,11 @@ def _may_be_one(left: Moves, k: int) -> bool:
 
     A fall from the first point on may be a decay, whose end looks like a small move.
     """
-    at = np.concatenate([[0.0], left.found.u[left.halves], [1.0]])  # [move + 2]; move k is at[k + 1]
-    sizes = np.abs(left.drops[k - 1 : k + 1])
+    u, (a, b), sizes = left.found.u, left.spans[k], np.abs(left.drops[k - 1 : k + 1])
+    at = np.concatenate([[0.0], u[left.halves], [1.0]])  # [move + 2]; move k is at[k + 1]
+    shoulder = u[b - 1] - u[a] < np.max((left.ends - left.starts)[k - 1 : k + 1])
     close = at[k + 1] - at[k] <= LONGEST * (at[k + 2] - at[k - 1])
-    return bool(close or sizes.min() <= UNEQUAL * sizes.sum() or (k == 1 and left.cut[0]))
+    return bool(shoulder or close or sizes.min() <= UNEQUAL * sizes.sum() or (k == 1 and left.cut[0]))
 
 
 def _begins(left: Moves, k: int, t: Array) -> float:
@@ -176,7 +177,9 @@ def _done(points: Indices, start: int, end: int) -> Array:
 
 
 def _gain(found: Fit, x: Array, points: Indices, done: Array, sign: float, size: float) -> float:
-    """What a step explains, in chi square, that the best curve which slows down along the points does not.
+    """What a step and a corner explain, in chi square, that the best curve which slows down along the points does not.
+
+    From the corner on the curve falls faster: a move that is not over at the last point has no end, and so is no step.
 
     x: [point], the axis; done: [point], from 0 to 1 along the step; size: the drop whose shape is uncertain.
     """
@@ -190,8 +193,9 @@ def _gain(found: Fit, x: Array, points: Indices, done: Array, sign: float, size:
         s = s / np.sqrt(count)
     at = np.unique(np.linspace(1, len(x) - 1, min(len(x) - 1, BENDS)).astype(int))
     bends = sign * np.maximum(x[at] - x[:, None], 0.0) / x[at]
-    step = sign * (1 - done)[:, None]
-    return _misfit(bends, v, s) - _misfit(np.hstack([bends, step]), v, s)
+    corner = x[max(np.count_nonzero(done == 0) - 1, 0)]
+    begins = sign * np.stack([1 - done, np.minimum(corner - x, 0.0) / x[-1]], axis=1)
+    return _misfit(bends, v, s) - _misfit(np.hstack([bends, begins]), v, s)
 
 
 def _misfit(columns: Array, v: Array, s: Array) -> float:

@@ -16,24 +16,20 @@ from stagelens.stages.pieces import Array, Fit, Indices
 Span = tuple[int, int]  # the first point, and the one after the last
 LEAST_POINTS = 3  # on a plateau
 CONTRAST = 0.45  # of the steepest slope on either side: a plateau is flatter
-PLAIN = 0.85  # of the steepest slope after it in plain steps: a plateau is flatter there too, whatever the axis
 FLAT = 0.1  # of the steepest slope: the flatter part of a plateau, whose mean is its level
-TURN = 0.2  # of the larger move next to it: a smaller move back is an overshoot of that move
+TURN = 0.15  # of the larger move next to it: a smaller move back is an overshoot of that move
 
 
-def rests(found: Fit, t: Array, min_drop: float, significance: float) -> tuple[list[Span], list[bool]]:
-    """Returns the candidate plateaus in order, and whether the curve begins, and ends, within a move.
-
-    t: [point], plain steps.
-    """
+def candidates(found: Fit, min_drop: float, significance: float) -> tuple[list[Span], list[bool]]:
+    """Returns the candidate plateaus in order, and whether the curve begins, and ends, within a move."""
     u, knots, heights = found.u, found.knots, found.heights
     turns = _turns(heights, found.errors, min_drop, significance)
     spans: list[Span] = []
     cut = [False, False]
     for j, (a, b) in enumerate(pairwise(turns)):
         k, rise = _monotone(u, knots, heights, a, b)
-        slopes, plain = np.diff(rise) / np.diff(u[knots[k]]), np.diff(rise) / np.diff(t[knots[k]])
-        own = [(int(knots[k[x]]), int(knots[k[y + 1]]) + 1) for x, y in _valleys(slopes, plain, np.diff(knots[k]))]
+        slopes = np.diff(rise) / np.diff(u[knots[k]])
+        own = [(int(knots[k[x]]), int(knots[k[y + 1]]) + 1) for x, y in _valleys(slopes, np.diff(knots[k]))]
         if not (own and own[0][0] <= knots[a]):
             cut[0] |= j == 0
             own = own if j == 0 else [_summit(found, turns, j), *own]
@@ -83,10 +79,12 @@ def _monotone(u: Array, knots: Indices, f: Array, a: int, b: int) -> tuple[Indic
     return k, rise
 
 
-def _valleys(slopes: Array, plain: Array, counts: Indices) -> list[tuple[int, int]]:
-    """Returns the first and last element of each plateau of a monotone run. Removes candidates, the least flat first.
+def _valleys(slopes: Array, counts: Indices) -> list[tuple[int, int]]:
+    """Returns the first and last element of each plateau of a monotone run.
 
-    slopes, plain: [element] on the axis and in plain steps; counts: [element], their points.
+    While a candidate is not flat enough, the least flat one goes.
+
+    slopes: [element]; counts: [element], their points.
     """
     n = len(slopes)
     before, after = np.append(np.inf, slopes[:-1]), np.append(slopes[1:], np.inf)
@@ -97,8 +95,7 @@ def _valleys(slopes: Array, plain: Array, counts: Indices) -> list[tuple[int, in
         i, low, high = lows[j], (lows[j - 1] if j else -1), (lows[j + 1] if j + 1 < len(lows) else n)
         sides = np.max(slopes[low + 1 : i], initial=0.0), np.max(slopes[i + 1 : high], initial=0.0)
         left, right = (float(x) if x > slopes[i] else np.inf for x in sides)
-        later = np.max(plain[i + 1 : high], initial=0.0) * PLAIN / CONTRAST if right < np.inf else np.inf
-        ratio = np.maximum(np.maximum(slopes / left, slopes / right), plain / later)
+        ratio = np.maximum(slopes / left, slopes / right)
         if left == right == np.inf:
             return np.inf, i, i
         return float(ratio[i]), *_grown(i, low, high, lambda k: bool(ratio[k] < most))
@@ -122,7 +119,7 @@ def _valleys(slopes: Array, plain: Array, counts: Indices) -> list[tuple[int, in
 
 
 def _summit(found: Fit, turns: list[int], j: int) -> Span:
-    """Points around turn j, where the curve turns without resting."""
+    """Points around turn j, where the curve turns without a plateau."""
     f, curve, at = found.heights, found.curve, int(found.knots[turns[j]])
     least = min(abs(f[turns[j]] - f[turns[j - 1]]), abs(f[turns[j + 1]] - f[turns[j]]))
     a, b = _grown(at, -1, len(curve), lambda i: bool(abs(curve[i] - curve[at]) < FLAT * least))
