@@ -10,6 +10,7 @@ from torch import Tensor
 from stagelens.recording import ProbeContext, Queries, Site, wide
 
 PATTERN = "attn.hook_pattern"
+ROWS = {torch.float32: 2e-6, torch.float64: 1e-14}  # how far the sum of a softmax may be from 1 by rounding
 
 
 @dataclass(frozen=True)
@@ -34,8 +35,11 @@ def normalized(pattern: Tensor, visible: Tensor) -> Tensor:
     Softmax attention is unchanged. Unnormalized (linear) attention becomes weights. Attention with a sink becomes the
     attention without the sink. A query whose weights are all zero attends uniformly.
     """
-    size = wide(pattern).abs().masked_fill_(~visible, 0.0)  # abs makes a copy, so the next lines may work in place
+    size = wide(pattern).abs() * visible  # several times faster than masked_fill
     total = size.sum(-1, keepdim=True)  # [..., query, 1]
+    if perhaps_any(~total.isfinite()):  # 0 times what is not finite at a masked key is not 0
+        size = wide(pattern).abs().masked_fill(~visible, 0.0)
+        total = size.sum(-1, keepdim=True)
     nothing = total == 0
     if perhaps_any(nothing):
         size = torch.where(nothing, visible.to(size.dtype), size)
@@ -62,7 +66,23 @@ def _visible_weights(pattern: Tensor, site: Site, context: ProbeContext) -> Weig
         pattern = pattern[: context.max_sequences]
         queries = context.read_queries(site, pattern.shape, pattern.device)
         pattern = queries.of(pattern)
-    return Weights(normalized(pattern, queries.visible[:, None]), queries)
+    weights = wide(pattern)
+    if not is_softmax(weights, queries.visible):
+        weights = normalized(pattern, queries.visible[:, None])
+    return Weights(weights, queries)
+
+
+def is_softmax(weights: Tensor, visible: Tensor) -> bool:
+    """Returns True if `weights` [batch, head, query, key] are a softmax over the `visible` [sequence, query, key] keys.
+
+    They then are what `normalized` returns, up to rounding, and need not be copied.
+    """
+    masked = (~visible).to(weights.dtype).flatten(1)  # [sequence, query * key]
+    parts = [weights.flatten(0, 1)] if len(masked) == 1 else weights  # products of matrix and vector: several times
+    hidden = torch.stack([part.flatten(1) @ mask for part, mask in zip(parts, masked, strict=True)])  # faster than bmm
+    rows = (weights.sum(-1) - 1).abs()
+    fine = (weights.amin() >= 0) & (hidden.amax() <= 0) & (rows.amax() <= ROWS[weights.dtype])
+    return not perhaps_any(~fine)
 
 
 def over_sequences(samples: Tensor) -> tuple[Tensor, Tensor]:

@@ -15,7 +15,6 @@ from stagelens_probes.attention import PATTERN, Weights, as_samples, over_sequen
 from stagelens_probes.described import ATTENTION_SPARSITY
 
 MEANS = ("entropy", "effective_keys", "top_mass", "sparsity", "first_key_mass")
-AT_ONCE = 2**20  # weights whose logarithms are computed at once
 THIRDS = ("first", "middle", "last")
 ONE_SAMPLE = "a standard error needs two sequences, or two queries of one"
 NO_THIRDS = "three thirds need three queries"
@@ -34,19 +33,30 @@ class Sparsity:
     n_queries: int
 
 
-def sparsity_measures(weights: Weights) -> Tensor:
-    """Returns the MEANS of each query of a layer, [batch, head, query, measure].
+@dataclass(frozen=True)
+class Measured:
+    """The MEANS of a layer's queries, or of a block of them."""
+
+    values: Tensor  # [batch, head, query, measure]
+    first_key: Tensor  # [sequence or 1, query], the first key's mass under uniform attention
+
+
+def measures_of(pattern: Tensor, site: Site, context: ProbeContext) -> Measured:
+    """Returns the MEANS of each query of `pattern`. They are computed once per hook, for all probes."""
+    return context.once(pattern, "sparsity", lambda: _measured(visible_weights(pattern, site, context)))
+
+
+def _measured(weights: Weights) -> Measured:
+    """Returns the MEANS of each query, [batch, head, query, measure].
 
     They are the entropy H = -sum a log a in nats, the effective number of keys exp(H) and the largest weight. Then come
     the sparsity 1 - H / log(number of visible keys) and the weight of the first key.
     """
-    a = weights.values
-    blocks = (
-        a.chunk(a.shape[1], dim=1) if a.numel() > AT_ONCE else (a,)
-    )  # the logarithms of one head at a time take less memory
-    entropy = torch.cat([_entropy(block) for block in blocks], dim=1)  # [batch, head, query]
-    sparsity = 1 - entropy / weights.queries.count.to(a.dtype).log()[:, None]
-    return torch.stack([entropy, entropy.exp(), a.amax(-1), sparsity, a[..., 0]], dim=-1)
+    a, queries = weights.values, weights.queries
+    entropy = _entropy(a)  # [batch, head, query]
+    sparsity = 1 - entropy / queries.count.to(a.dtype).log()[:, None]
+    values = torch.stack([entropy, entropy.exp(), a.amax(-1), sparsity, a[..., 0]], dim=-1)
+    return Measured(values, (queries.visible[..., 0] / queries.count).to(a.dtype))
 
 
 def _entropy(a: Tensor) -> Tensor:
@@ -58,29 +68,25 @@ def _entropy(a: Tensor) -> Tensor:
 def by_third(sparsity: Tensor) -> tuple[Tensor, Tensor]:
     """Returns the mean of `sparsity` [batch, head, query] over thirds of the queries, and its error: [head, third]."""
     found = []
-    for part in range(3):
-        rows = [row for row in range(sparsity.shape[-1]) if 3 * row // sparsity.shape[-1] == part]
-        here = as_samples(sparsity[..., rows]).mean(-1)  # [sample, head]
+    n = sparsity.shape[-1]
+    for start, end in ((0, -(-n // 3)), (-(-n // 3), -(-2 * n // 3)), (-(-2 * n // 3), n)):
+        here = as_samples(sparsity[..., start:end]).mean(-1)  # [sample, head]
         nothing = here.new_full(sparsity.shape[1:2], torch.nan)
-        found.append(over_sequences(here) if rows else (nothing, nothing))
+        found.append(over_sequences(here) if end > start else (nothing, nothing))
     means, errors = zip(*found, strict=True)
     return torch.stack(means, dim=-1), torch.stack(errors, dim=-1)
 
 
-def layer_sparsity(pattern: Tensor, site: Site, context: ProbeContext) -> Sparsity:
-    """Returns the `Sparsity` of a pattern. It is computed once per hook, for all probes."""
-    return context.once(pattern, "sparsity", lambda: _layer_sparsity(visible_weights(pattern, site, context)))
-
-
-def _layer_sparsity(weights: Weights) -> Sparsity:
-    measures = sparsity_measures(weights)
-    seen = weights.queries.visible[..., 0] / weights.queries.count  # [sequence, query]
+def sparsity_of(blocks: Sequence[Measured]) -> Sparsity:
+    """Returns the `Sparsity` of a layer from all blocks of its queries."""
+    values = blocks[0].values if len(blocks) == 1 else torch.cat([block.values for block in blocks], dim=2)
+    first_key = torch.cat([block.first_key for block in blocks], dim=1)
     return Sparsity(
-        *over_sequences(as_samples(measures).mean(2)),
-        *by_third(measures[..., MEANS.index("sparsity")]),
-        seen.to(measures.dtype).mean(),
-        n_sequences=measures.shape[0],
-        n_queries=measures.shape[2],
+        *over_sequences(as_samples(values).mean(2)),
+        *by_third(values[..., MEANS.index("sparsity")]),
+        first_key.mean(),
+        n_sequences=values.shape[0],
+        n_queries=values.shape[2],
     )
 
 
@@ -102,8 +108,11 @@ class AttentionSparsity(Probe):
     def applies(self, context: ProbeContext) -> str | None:
         return super().applies(context) or context.padding()
 
-    def reduce(self, activation: Tensor, site: Site, context: ProbeContext) -> Sparsity:
-        return layer_sparsity(activation, site, context)
+    def reduce(self, activation: Tensor, site: Site, context: ProbeContext) -> Measured:
+        return measures_of(activation, site, context)
+
+    def join(self, parts: Sequence[Measured]) -> Sparsity:
+        return sparsity_of(parts)
 
     def readings(self, reduced: Reduced, context: ProbeContext) -> Iterable[Reading | Omitted]:  # noqa: ARG002
         found: list[Sparsity] = list(reduced.values())

@@ -6,15 +6,14 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import torch
-from scipy.linalg import eigvals
 from torch import Tensor, nn
 
 from stagelens import Reading
 from stagelens.recording import Omitted, ProbeContext, layers, stack_layers, wide
 from stagelens_probes.attention import PATTERN
 from stagelens_probes.norms import scale_of
+from stagelens_probes.weight_norms import submodule
 
 
 def in_units(matrix: Tensor) -> Tensor:
@@ -26,63 +25,66 @@ def in_units(matrix: Tensor) -> Tensor:
 class Tokens:
     """How the embedding of a token becomes the logits of all tokens, without the head between them.
 
-    The product `out @ into` is W_U W_E. If there are more tokens than dimensions, `out` is this product and `into` the
-    identity.
+    The product `out @ into` is W_U W_E. If there are more tokens than dimensions, `out` is this product.
     """
 
     out: Tensor  # [d_model, n]
-    into: Tensor  # [n, d_model]
+    into: Tensor | None  # [n, d_model]; None: the identity
     any_out: Tensor  # [d_model], the sum of W_U over the tokens
     any_in: Tensor  # [d_model], the mean of W_E over the tokens
 
     @classmethod
     def of(cls, w_u: Tensor, w_e: Tensor) -> Tokens:
-        """Returns the tokens of W_U [d_model, token] and W_E [token, d_model]."""
-        many = len(w_e) > w_e.shape[1]
-        out, into = (w_u @ w_e, torch.eye(w_e.shape[1]).to(w_e)) if many else (w_u, w_e)
+        """Returns the tokens of W_U [d_model, token] and W_E [token, d_model], each in units of its largest entry."""
+        w_u, w_e = in_units(w_u), in_units(w_e)
+        out, into = (w_u @ w_e, None) if len(w_e) > w_e.shape[1] else (w_u, w_e)
         return cls(out, into, w_u.sum(1), w_e.mean(0))
 
-    def through_norms(self, before: Tensor, final: Tensor, centered: bool) -> Tokens:
-        """Returns these with a layer norm after W_E and one before W_U folded in.
+    def circuits(self, w_v: Tensor, w_o: Tensor) -> tuple[Tensor, Tensor]:
+        """Returns W_O (W_U W_E) W_V, [head, d_head, d_head], and its trace if each logit is any token's, [head].
 
-        `before` and `final` [d_model] are their weights. If `centered`, they subtract the mean of their input first.
+        Apart from zeros, W_E W_V W_O W_U has the same eigenvalues, so no matrix of size d_vocab is needed. `w_v` is
+        [head, d_model, d_head], `w_o` is [head, d_head, d_model]. Each is taken in units of its largest entry, so that
+        products of tiny numbers do not underflow.
         """
-        before, final = before.to(self.out), final.to(self.out)
-        outs = [(final * one.mT).mT for one in (self.out, self.any_out[:, None])]
-        ins = [self.into, self.any_in[None]]
-        if centered:
-            outs = [one - one.mean(0, keepdim=True) for one in outs]
-            ins = [one - one.mean(1, keepdim=True) for one in ins]
-        return Tokens(outs[0], ins[0] * before, outs[1][:, 0], ins[1][0] * before)
+        w_v, w_o = (in_units(matrix.to(self.out)) for matrix in (w_v, w_o))
+        read = w_v if self.into is None else self.into @ w_v
+        return (w_o @ self.out) @ read, ((w_o @ self.any_out) * (self.any_in @ w_v)).sum(-1)
 
 
-def copying_scores(tokens: Tokens, w_v: Tensor, w_o: Tensor) -> tuple[Tensor, Tensor]:
-    """Returns sum(lambda) / sum|lambda| over the eigenvalues of W_E W_V W_O W_U, and its chance level, each [head].
+def folded(w_v: Tensor, w_o: Tensor, before: Tensor, final: Tensor, centered: bool) -> tuple[Tensor, Tensor]:
+    """Returns `w_v` [head, d_model, d_head] and `w_o` [head, d_head, d_model] with the layer norms around them.
 
-    `w_v` is [head, d_model, d_head], `w_o` is [head, d_head, d_model]. Apart from zeros, W_O (W_U W_E) W_V has the same
-    eigenvalues, so no matrix of size d_vocab is needed. In the sum of eigenvalues, which is a trace, the chance level
-    has the mean of W_U W_E over all permutations of the outcomes, `any_out` times `any_in`. The matrices are scaled
-    first, which does not change the ratios: otherwise products of tiny numbers would underflow. Both are 0 if all
-    eigenvalues are 0.
+    `before` and `final` [d_model] are the weights of the norm before the attention and of that before the unembedding.
+    If `centered`, they subtract the mean of their input first.
     """
-    out, into = scale_of(tokens.out, (-2, -1)), scale_of(tokens.into, (-2, -1))
-    w_v, w_o = (in_units(matrix.to(tokens.out)) for matrix in (w_v, w_o))
-    core = ((w_o @ (tokens.out / out)) @ ((tokens.into / into) @ w_v)).cpu()  # [head, d_head, d_head]
-    if not core.isfinite().all():
-        return core.new_full((len(core),), torch.nan), core.new_full((len(core),), torch.nan)  # LAPACK crashes on nan
-    of_any_token = (w_o @ (tokens.any_out / out[0]) * ((tokens.any_in / into[0]) @ w_v)).sum(-1).cpu()
-    # scipy's takes half as long as torch's, and is most of the time that this probe takes.
-    size = torch.tensor([float(np.abs(eigvals(one, check_finite=False)).sum()) for one in core.numpy()]).to(core)
-    traces = core.diagonal(dim1=-2, dim2=-1).sum(-1), of_any_token
-    score, chance = (torch.where(size > 0, trace / torch.where(size > 0, size, 1.0), 0.0) for trace in traces)
+    w_v = wide(w_v) * before[:, None]
+    w_o = wide(w_o)
+    if centered:
+        w_v, w_o = w_v - w_v.mean(1, keepdim=True), w_o - w_o.mean(2, keepdim=True)
+    return w_v, w_o * final
+
+
+def copying_scores(circuits: Tensor, of_any_token: Tensor) -> tuple[Tensor, Tensor]:
+    """Returns sum(lambda) / sum|lambda| over the eigenvalues of each circuit, and its chance level, [...] each.
+
+    `circuits` is [..., d_head, d_head] and `of_any_token` [...], as `Tokens.circuits` gives them. The sum of
+    eigenvalues is the trace. Its chance level is its mean over all permutations of the outcomes. Both are 0 if all
+    eigenvalues are 0, and nan if a circuit is not finite.
+    """
+    circuits, of_any_token = circuits.cpu(), of_any_token.cpu()
+    finite = circuits.isfinite().all(-1).all(-1)
+    eigenvalues = torch.linalg.eigvals(torch.where(finite[..., None, None], circuits, 0.0))  # LAPACK crashes on nan
+    size = torch.where(finite, eigenvalues.abs().sum(-1), torch.nan)
+    traces = circuits.diagonal(dim1=-2, dim2=-1).sum(-1), of_any_token
+    score, chance = (torch.where(size == 0, 0.0, trace / torch.where(size == 0, 1.0, size)) for trace in traces)
     return score, chance
 
 
 def copying(context: ProbeContext) -> Iterable[Reading | Omitted]:
     """Yields `copying` and `copying_folded` [layer, head] with their chance levels, or why they are omitted."""
     sites = context.sites(PATTERN)
-    modules = dict(context.model.named_modules())
-    attentions = [modules.get(site.name.rpartition(".")[0]) for site in sites]
+    attentions = [submodule(context.model, site.name.rpartition(".")[0]) for site in sites]
     named: dict[str, Any] = {name: getattr(context.model, name, None) for name in ("W_E", "W_U")}
     heads: dict[str, list[Any]] = {n: [getattr(one, n, None) for one in attentions] for n in ("W_V", "W_O")}
     given = {name: [w] for name, w in named.items()} | heads
@@ -96,21 +98,37 @@ def copying(context: ProbeContext) -> Iterable[Reading | Omitted]:
     if reason:
         yield from (Omitted(name, reason) for name in ("copying", "copying_folded"))
         return
-    w_u, w_e = (in_units(wide(named[name])) for name in ("W_U", "W_E"))
-    tokens = Tokens.of(w_u, w_e)
+    tokens = Tokens.of(wide(named["W_U"]), wide(named["W_E"]))
     layer = {"layer": layers(dict.fromkeys(sites))}
-    plain = [copying_scores(tokens, v, o) for v, o in zip(*heads.values(), strict=True)]
-    yield from _both("copying", plain, layer)
-    norms = norm_weights(context, [modules.get(site.name.partition(".attn.")[0]) for site in sites])
+    pairs = list(zip(*heads.values(), strict=True))
+    norms = norm_weights(context, [submodule(context.model, site.name.partition(".attn.")[0]) for site in sites])
     if isinstance(norms, str):
+        yield from _scores(("copying",), tokens, [pairs], layer)
         yield Omitted("copying_folded", norms)
         return
     before, final, centered = norms
-    folded = [
-        copying_scores(tokens.through_norms(w, final, centered), v, o)
-        for w, v, o in zip(before, *heads.values(), strict=True)
-    ]
-    yield from _both("copying_folded", folded, layer)
+    both = [pairs, [folded(v, o, one, final, centered) for (v, o), one in zip(pairs, before, strict=True)]]
+    yield from _scores(("copying", "copying_folded"), tokens, both, layer)
+
+
+Pairs = Sequence[tuple[Tensor, Tensor]]  # W_V and W_O of each layer
+
+
+def _scores(
+    names: Sequence[str], tokens: Tokens, of: Sequence[Pairs], coords: dict[str, list[int]]
+) -> Iterable[Reading]:
+    """Yields the copying scores of each of `names` and their chance levels, [layer, head]."""
+    found = [tokens.circuits(*pair) for pairs in of for pair in pairs]
+    sizes = [len(circuits) for circuits, _ in found]
+    if len({circuits.shape[1:] for circuits, _ in found}) == 1:  # of all layers at once
+        at_once = copying_scores(*(torch.cat(parts) for parts in zip(*found, strict=True)))
+        scores = list(zip(*(torch.split(part, sizes) for part in at_once), strict=True))
+    else:
+        scores = [copying_scores(*one) for one in found]
+    for index, name in enumerate(names):
+        own = scores[index * len(scores) // len(of) : (index + 1) * len(scores) // len(of)]
+        for part, values in zip(("", "_chance"), zip(*own, strict=True), strict=True):
+            yield Reading(name + part, stack_layers(list(values)), ("layer", "head"), coords)
 
 
 def _widths(ends: Mapping[str, Tensor], heads: Mapping[str, Sequence[Tensor]]) -> list[int]:
@@ -142,9 +160,3 @@ def _weights(norm: nn.Module | None, context: ProbeContext) -> Tensor | None:
         return torch.ones(context.model.cfg.d_model, device=next(context.model.parameters()).device)
     found = getattr(norm, "w", None)
     return wide(found) if isinstance(found, Tensor) else None
-
-
-def _both(name: str, scores: Sequence[tuple[Tensor, Tensor]], coords: dict[str, list[int]]) -> Iterable[Reading]:
-    """Yields a score and its chance level of all layers, [layer, head]."""
-    for part, values in zip(("", "_chance"), zip(*scores, strict=True), strict=True):
-        yield Reading(name + part, stack_layers(list(values)), ("layer", "head"), coords)

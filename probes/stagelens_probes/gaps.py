@@ -59,15 +59,14 @@ def gapped_tokens(d_vocab: int, size: int, sequences: int, seed: int = 0) -> Gap
     return Gapped(torch.stack(rows), gaps, second[:, None] + within, first[:, None] + back + 1)
 
 
-def run_scores(pattern: Tensor, visible: Tensor, gapped: Gapped) -> tuple[Tensor, Tensor]:
-    """Returns the attention to the keys of `gapped`, [gap, run, head], runs of all sequences, and its chance, [gap].
+def run_scores(pattern: Tensor, visible: Tensor, key: Tensor) -> tuple[Tensor, Tensor]:
+    """Returns the attention to the keys of one gap, [run, head], runs of all sequences, and its chance, a scalar.
 
-    `pattern` [sequence or 1, head, pair, key] and `visible` bool [pair, key] are at the queries of all gaps in turn.
+    `pattern` [sequence or 1, head, token, key] and `visible` bool [token, key] are at the queries of that gap, and
+    `key` int [token] are its keys, as in `Gapped`.
     """
-    gaps, length = gapped.query.shape
-    key = gapped.key.flatten()  # [pair]
     rows = attention(pattern, visible)
-    found = rows.gather(-1, key[:, None].expand(*rows.shape[:2], -1, 1))[..., 0]  # [sequence, head, pair]
-    runs = found.reshape(*found.shape[:2], gaps, length // RUN, RUN).mean(-1)  # [sequence, head, gap, run]
-    uniform = visible.gather(-1, key[:, None])[:, 0] / visible.sum(-1)  # [pair]
-    return runs.permute(2, 0, 3, 1).flatten(1, 2), uniform.reshape(gaps, length).mean(-1)
+    found = rows.gather(-1, key[:, None].expand(*rows.shape[:2], -1, 1))[..., 0]  # [sequence, head, token]
+    runs = found.reshape(*found.shape[:2], -1, RUN).mean(-1)  # [sequence, head, run]
+    uniform = visible.gather(-1, key[:, None])[:, 0] / visible.sum(-1)  # [token]
+    return runs.transpose(1, 2).flatten(0, 1), uniform.mean()

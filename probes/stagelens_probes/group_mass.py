@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -26,6 +26,21 @@ class Masses:
     reach: Tensor  # [group], the fraction of queries that see a key of the group
     lowest_lag: int = 0  # the lag of the first group, if the groups are lags
     margin: Tensor | float = 0.0  # [group], how far one sample must be above `uniform` to be no chance
+    n_queries: int = 1  # of each sequence
+
+
+def joined(blocks: Sequence[Masses], one_sequence: bool) -> Masses:
+    """Returns the masses of a layer from those of blocks of its queries."""
+    n = sum(block.n_queries for block in blocks)
+    parts = ([getattr(block, name) for block in blocks] for name in ("mass", "uniform", "reach"))
+
+    def mean(values: Sequence[Tensor]) -> Tensor:
+        return torch.stack([value * (block.n_queries / n) for value, block in zip(values, blocks, strict=True)]).sum(0)
+
+    mass, uniform, reach = parts
+    if one_sequence:  # the queries are the samples
+        return replace(blocks[0], mass=torch.cat(mass), uniform=torch.cat(uniform), reach=mean(reach), n_queries=n)
+    return replace(blocks[0], mass=mean(mass), uniform=mean(uniform), reach=mean(reach), n_queries=n)
 
 
 def groups_of(context: ProbeContext) -> Mapping[str, Group]:
@@ -40,13 +55,15 @@ def group_masses(weights: Weights, site: Site, context: ProbeContext) -> Masses:
     here = tuple(group.is_in(site.layer) for group in groups_of(context).values())
     key = ("groups", here, id(weights.queries), values.shape, values.dtype, values.device)  # shared by layers alike
     keys, uniform, reach = context.constant(key, lambda: _constants(weights, site, context))
-    return Masses(values.flatten(2) @ keys / values.shape[2], uniform, reach)
+    mass = values.flatten(2) @ keys.to(values.dtype).flatten(2).mT  # [sample, head, group]
+    return Masses(mass / values.shape[2], uniform, reach, n_queries=weights.values.shape[2])
 
 
 def _constants(weights: Weights, site: Site, context: ProbeContext) -> tuple[Tensor, Tensor, Tensor]:
     """Returns what depends on the batch alone.
 
-    It is the keys of each group as numbers [sample or 1, query * key, group], and `uniform` and `reach` of `Masses`.
+    It is which keys belong to each group, [sample or 1, group, query, key], and `uniform` and `reach` of `Masses`. The
+    keys are stored as numbers if the pattern is short, else as bool.
     """
     queries, values = weights.queries, weights.values
     masks = _group_masks(weights, site, context)  # [sequence, query, key, group]
@@ -56,12 +73,13 @@ def _constants(weights: Weights, site: Site, context: ProbeContext) -> tuple[Ten
     reach = (masks & visible).any(2).to(values.dtype).mean((0, 1))
     if len(values) == 1:  # the queries are the samples
         masks, uniform = masks.transpose(0, 1), uniform.transpose(0, 1)
-    return masks.to(values.dtype).flatten(1, 2), uniform.mean(1), reach
+    keys = masks.permute(0, 3, 1, 2).contiguous()
+    return keys if queries.sampled else keys.to(values.dtype), uniform.mean(1), reach
 
 
 def _group_masks(weights: Weights, site: Site, context: ProbeContext) -> Tensor:
     """Returns which keys belong to each group and, last, to none: bool [batch or 1, query, key, group]."""
-    n_key = weights.values.shape[-1]
+    n_key = weights.queries.n_key
     tokens = None if context.groups else tokens_of(context.batch)
     n_tokens = n_key if tokens is None else tokens.shape[1]
     if n_tokens - n_key not in (0, 1):
@@ -77,7 +95,7 @@ def _mask(name: str, group: Group, site: Site, weights: Weights, context: ProbeC
 
     A group has no keys in layers that it does not name.
     """
-    queries, (n_batch, _, _, n_key) = weights.queries, weights.values.shape
+    queries, n_batch, n_key = weights.queries, len(weights.values), weights.queries.n_key
     if not group.is_in(site.layer):
         return torch.zeros_like(queries.visible)
     try:
@@ -99,8 +117,8 @@ def lag_masses(weights: Weights) -> Masses:
     The reach of every lag counts as 1, because the lags share out all keys of a query.
     """
     values, queries = as_samples(weights.values), weights.queries
-    n_key, lowest = values.shape[-1], queries.lowest_lag
-    lag = queries.position[..., None] - torch.arange(n_key, device=values.device)  # [sequence, query, key]
+    n_key, lowest = queries.n_key, queries.lowest_lag
+    lag = queries.position[..., None] - torch.arange(values.shape[-1], device=values.device)  # [sequence, query, key]
     column = (lag - lowest).clamp(min=0)  # lower lags belong to masked keys, whose weight is 0
     uniform = queries.visible.to(values.dtype) / queries.count[..., None]
     if len(weights.values) == 1:  # the queries are the samples
@@ -114,4 +132,5 @@ def lag_masses(weights: Weights) -> Masses:
         return nothing.scatter_add(-1, index.expand(weight.shape), weight) / n_query
 
     reach = torch.ones(n_lags, dtype=values.dtype, device=values.device)
-    return Masses(added(values.flatten(2)), added(uniform.flatten(1)[:, None])[:, 0], reach, lowest)
+    chance = added(uniform.flatten(1)[:, None])[:, 0]
+    return Masses(added(values.flatten(2)), chance, reach, lowest, n_queries=weights.values.shape[2])

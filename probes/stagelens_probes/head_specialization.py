@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
+from functools import lru_cache
 from typing import Any, ClassVar
 
 import torch
@@ -15,10 +16,10 @@ from stagelens import Group, Probe, Reading
 from stagelens.base import UsageError
 from stagelens.recording import DoesNotApply, Omitted, ProbeContext, Reduced, Site, layers, stack_layers
 from stagelens_probes.attention import PATTERN, over_sequences, visible_weights
-from stagelens_probes.attention_sparsity import MEANS, ONE_SAMPLE, layer_sparsity
+from stagelens_probes.attention_sparsity import MEANS, ONE_SAMPLE, measures_of
 from stagelens_probes.described import HEAD_SPECIALIZATION
 from stagelens_probes.direction_mass import direction_masses, keys_with_queries, mass_sparsity, of_directions
-from stagelens_probes.group_mass import Masses, group_masses, groups_of, lag_masses
+from stagelens_probes.group_mass import Masses, group_masses, groups_of, joined, lag_masses
 from stagelens_probes.qk_alignment import KEYS, QUERIES
 
 PHASES = ("diffuse", "competitive", "cooperative")
@@ -66,6 +67,12 @@ def coverage_chance(n_heads: int, n_groups: int) -> float:
     return n_groups * (1 - (1 - 1 / n_groups) ** n_heads) / min(n_heads, n_groups)
 
 
+@lru_cache(maxsize=256)
+def quantile(degrees: int) -> float:
+    """Returns the 97.5% quantile of Student's t distribution, of which scipy takes a while."""
+    return float(t.ppf(0.975, degrees))
+
+
 def leaders(found: Masses, n_groups: int) -> Tensor:
     """Returns the index of each head's leading group, int [head]; `n_groups` if none leads.
 
@@ -77,7 +84,7 @@ def leaders(found: Masses, n_groups: int) -> Tensor:
     (mass, error), chance = over_sequences(found.mass), found.uniform.mean(0)  # [head, group], [group]
     gained = (mass - chance) / (found.reach - chance)
     n_samples = len(found.mass)
-    certain = mass - chance > (found.margin if n_samples == 1 else float(t.ppf(0.975, n_samples - 1)) * error)
+    certain = mass - chance > (found.margin if n_samples == 1 else quantile(n_samples - 1) * error)
     leads = torch.where(certain & (gained > LEADS_ABOVE), gained, -torch.inf)[:, :n_groups]  # nan is False
     return torch.where(leads.amax(-1) > 0, leads.argmax(-1), n_groups)
 
@@ -129,18 +136,25 @@ class HeadSpecialization(Probe):
         if getattr(getattr(context.model, "cfg", None), "n_heads", 2) < 2:
             return "the model has one head, and specialization compares heads"
         if of_directions(context):
-            self.hooks = (KEYS, QUERIES)  # type: ignore[misc]  # instead of the attention
+            self.hooks, self.samples = (KEYS, QUERIES), False  # type: ignore[misc]  # instead of the attention
         _check_layers(context)
         return super().applies(context) or context.padding()
 
     def reduce(self, activation: Tensor, site: Site, context: ProbeContext) -> tuple[Masses, Tensor]:
-        """Returns the masses of a layer, and the mean sparsity of its heads (a scalar)."""
+        """Returns the masses of a layer or of a block of its queries, and the sparsity, [..., query] or a scalar."""
         if site.hook in (KEYS, QUERIES):
             masses = direction_masses(activation, site, context)
             return masses, mass_sparsity(masses.mass[0]).mean()
         weights = visible_weights(activation, site, context)
         masses = group_masses(weights, site, context) if groups_of(context) else lag_masses(weights)
-        return masses, layer_sparsity(activation, site, context).means[:, SPARSITY].mean()
+        return masses, measures_of(activation, site, context).values[..., SPARSITY]
+
+    def join(self, parts: Sequence[tuple[Masses, Tensor]]) -> tuple[Masses, Tensor]:
+        """Returns the masses of a layer, and the mean sparsity of its heads (a scalar)."""
+        masses, sparsities = zip(*parts, strict=True)
+        if len(parts) == 1:
+            return masses[0], sparsities[0].mean()
+        return joined(masses, one_sequence=len(sparsities[0]) == 1), torch.cat(sparsities, -1).mean()
 
     def readings(self, reduced: Reduced, context: ProbeContext) -> Iterable[Reading | Omitted]:
         reduced = keys_with_queries(reduced) if of_directions(context) else reduced

@@ -27,6 +27,7 @@ from stagelens_probes.repeats import (
     SEQUENCES,
     SHORTEST,
     Repeats,
+    asked_keys,
     chance,
     mean_and_error,
     repeated_tokens,
@@ -113,14 +114,17 @@ class Induction(Probe):
             raise DoesNotApply(reason)
         repeats = self.repeats(context)
 
-        def read(pattern: Tensor, visible: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-            weights = attention(pattern, visible).expand(len(repeats.tokens), *pattern.shape[1:])
-            return *mean_and_error(sequence_scores(weights, repeats)), chance(visible, repeats)
+        def read(pattern: Tensor, visible: Tensor, block: int) -> tuple[Tensor, Tensor, Tensor]:  # noqa: ARG001
+            weights = attention(pattern, visible)
+            key = ("asked", self.seed, self.sequences, weights.dtype)
+            asked = context.constant(key, lambda: asked_keys(repeats).to(weights.dtype))
+            uniform = context.constant((*key, id(visible)), lambda: chance(visible.to(weights.dtype), asked))
+            return *mean_and_error(sequence_scores(weights, asked)), uniform
 
         found = read_patterns(repeats.tokens, context, read)
         coords = {"layer": layers(found)}
-        mean, error = (stack_layers([parts[i] for parts in found.values()]) for i in (0, 1))  # [layer, head, score]
-        uniform = torch.stack([parts[2] for parts in found.values()])  # [layer, score]
+        mean, error = (stack_layers([parts[i] for (parts,) in found.values()]) for i in (0, 1))  # [layer, head, score]
+        uniform = torch.stack([parts[2] for (parts,) in found.values()])  # [layer, score]
         for i, name in enumerate(SCORES):
             yield Reading(name, mean[..., i], ("layer", "head"), coords)
             yield Reading(f"{name}_error", error[..., i], ("layer", "head"), coords)
@@ -133,17 +137,17 @@ class Induction(Probe):
             raise DoesNotApply(reason)
         gapped = self.gapped(size, context)
 
-        def read(pattern: Tensor, visible: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-            runs, uniform = run_scores(pattern, visible, gapped)
-            mean, error = mean_and_error(runs.transpose(0, 1))  # [gap, head]
-            return mean.mT, error.mT, uniform
+        def read(pattern: Tensor, visible: Tensor, block: int) -> tuple[Tensor, Tensor, Tensor]:
+            runs, uniform = run_scores(pattern, visible, gapped.key[block])
+            return *mean_and_error(runs), uniform
 
-        found = read_patterns(gapped.tokens, context, read, gapped.query.flatten())
+        found = read_patterns(gapped.tokens, context, read, gapped.query)
         coords = {"layer": layers(found), "gap": gapped.gaps}
-        parts = [list(column) for column in zip(*found.values(), strict=True)]  # of each layer, [head, gap] or [gap]
-        yield Reading(BY_GAP, stack_layers(parts[0]), ("layer", "head", "gap"), coords)
-        yield Reading(f"{BY_GAP}_error", stack_layers(parts[1]), ("layer", "head", "gap"), coords)
-        yield Reading(f"{BY_GAP}_chance", torch.stack(parts[2]), ("layer", "gap"), coords)
+        by_gap = [[torch.stack(part, dim=-1) for part in zip(*gap, strict=True)] for gap in found.values()]
+        mean, error, uniform = (list(column) for column in zip(*by_gap, strict=True))  # of each layer, [(head), gap]
+        yield Reading(BY_GAP, stack_layers(mean), ("layer", "head", "gap"), coords)
+        yield Reading(f"{BY_GAP}_error", stack_layers(error), ("layer", "head", "gap"), coords)
+        yield Reading(f"{BY_GAP}_chance", torch.stack(uniform), ("layer", "gap"), coords)
 
 
 def _device(context: ProbeContext) -> torch.device:

@@ -15,40 +15,51 @@ SMALL = 1e-8  # its fourth power is a normal number of float32
 
 def norm(tensor: Tensor) -> Tensor:
     """Returns the Euclidean norm of all entries of `tensor`, a scalar, in float32 or better."""
-    return row_norms(tensor.reshape(1, -1))[0]
+    return norms([tensor])[0]
 
 
 def norms(tensors: Sequence[Tensor]) -> Tensor:
     """Returns `norm` of each tensor, [tensor]."""
-    sizes = torch.stack([vector_norm(wide(tensor)) for tensor in tensors])
-    return torch.stack(
-        [size if fine else norm(x) for size, fine, x in zip(sizes, ordinary(sizes), tensors, strict=True)]
-    )
+    return stacked_row_norms([tensor.reshape(1, -1) for tensor in tensors])[:, 0]
 
 
 def row_norms(tensor: Tensor) -> Tensor:
-    """Returns the Euclidean norm of each `tensor[i]`, [row]; `tensor` is [row, ...].
+    """Returns the Euclidean norm of each `tensor[i]`, [row]; `tensor` is [row, ...]."""
+    return stacked_row_norms([tensor])[0]
 
-    The square of 1e-23 is 0 in float32. If a norm is not of ordinary size, each row is divided by its scale before it
-    is squared.
+
+def stacked_row_norms(tensors: Sequence[Tensor]) -> Tensor:
+    """Returns `row_norms` of each tensor, [tensor, row]. All tensors have the same number of rows.
+
+    The square of 1e-23 is 0 in float32. If a norm is not of ordinary size, each row of that tensor is divided by its
+    scale before it is squared.
     """
-    rows = wide(tensor).flatten(1)
-    if not rows.shape[1]:
-        return rows.new_zeros(len(rows))
-    sizes: Tensor = vector_norm(rows, dim=1)
-    if all(ordinary(sizes)) or is_zero(rows):
+    rows = [wide(tensor).flatten(1) for tensor in tensors]
+    sizes = torch.stack([vector_norm(one, dim=1) for one in rows])
+    fine = ordinary(sizes)
+    if all(fine):
         return sizes
+    fine = [right or is_zero(one) for right, one in zip(fine, rows, strict=True)]
+    if all(fine):
+        return sizes
+    found = zip(sizes, fine, rows, strict=True)
+    return torch.stack([size if right else _scaled_row_norms(one) for size, right, one in found])
+
+
+def _scaled_row_norms(rows: Tensor) -> Tensor:
     scale = scale_of(rows, (1,))  # [row, 1]
     return torch.mul(vector_norm(rows / scale, dim=1), scale[:, 0])
 
 
-def ordinary(sizes: Tensor) -> list[bool]:
-    """Returns for each of `sizes` if squares of numbers of that size neither underflow nor overflow in float32.
+def ordinary(sizes: Tensor, small: float = SMALL) -> list[bool]:
+    """Returns for each row of `sizes` [row, ...] if they are between `small` and 1 / `small`.
+
+    By default their squares then neither underflow nor overflow in float32.
 
     Returns False for all under `torch.vmap`, where values cannot be inspected.
     """
     try:
-        found: list[bool] = ((sizes > SMALL) & (sizes < 1 / SMALL)).tolist()
+        found: list[bool] = ((sizes > small) & (sizes < 1 / small)).flatten(1).all(1).tolist()
     except RuntimeError:
         return [False] * len(sizes)
     return found
@@ -67,7 +78,7 @@ def scale_of(tensor: Tensor, dim: tuple[int, ...]) -> Tensor:
 
     The dimensions `dim` stay, with size 1. Dividing by a power of two is exact, so that equal variances stay equal.
     """
-    largest = vector_norm(tensor, torch.inf, dim=dim, keepdim=True)
+    largest = tensor.abs().amax(dim, keepdim=True)  # many times faster than a norm of order infinity
     return torch.where((largest > 0) & largest.isfinite(), largest.log2().floor().exp2(), 1.0)
 
 
@@ -76,17 +87,30 @@ def joint_norm(norms: Iterable[Tensor]) -> Tensor:
     return norm(torch.stack(list(norms)))
 
 
-def product_norms(a: Tensor, b: Tensor) -> Tensor:
-    """Returns the Frobenius norms of a b^T, [row], of `a` and `b` [row, m, n], without making the product [m, m].
+def product_norms(pairs: Sequence[tuple[Tensor, Tensor]]) -> Tensor:
+    """Returns the Frobenius norms of a b^T, [pair, row], of `pairs` of a and b [row, m, n].
 
-    |a b^T|^2 = tr (a^T a) (b^T b). If they are not of ordinary size, both are scaled first, because the fourth power of
-    1e-12 is 0 in float32.
+    It makes no product [m, m]: |a b^T|^2 = tr (a^T a) (b^T b). If several rows of a share one row of b, b has fewer.
+    If they are not of ordinary size, both are scaled first, because the fourth power of 1e-12 is 0 in float32.
     """
-    a, b = wide(a), wide(b)
-    grams = [x.mT @ x for x in (a, b)]
-    sizes: Tensor = (grams[0] * grams[1]).sum((1, 2)).clamp(min=0).sqrt()
-    if all(all(ordinary(one)) for one in (*(gram.diagonal(dim1=1, dim2=2).sum(-1) for gram in grams), sizes)):
+    grams = [torch.stack(side) for side in zip(*(_grams(a, b) for a, b in pairs), strict=True)]  # [pair, row, n, n]
+    sizes: Tensor = (grams[0] * grams[1]).sum((2, 3)).clamp(min=0).sqrt()  # [pair, row]
+    traces = [gram.diagonal(dim1=2, dim2=3).sum(-1) for gram in grams]
+    fine = ordinary(torch.stack([*traces, sizes], dim=-1))
+    if all(fine):
         return sizes
-    scales = scale_of(a, (1, 2)), scale_of(b, (1, 2))
-    grams = [(x / scale).mT @ (x / scale) for x, scale in zip((a, b), scales, strict=True)]
-    return (grams[0] * grams[1]).sum((1, 2)).clamp(min=0).sqrt() * (scales[0] * scales[1])[:, 0, 0]
+    found = zip(sizes, fine, pairs, strict=True)
+    return torch.stack([size if right else _scaled_product_norms(*pair) for size, right, pair in found])
+
+
+def _scaled_product_norms(a: Tensor, b: Tensor) -> Tensor:
+    scales = [scale_of(wide(x), (1, 2)) for x in (a, b)]
+    grams = _grams(*(wide(x) / scale for x, scale in zip((a, b), scales, strict=True)))
+    scale_b = scales[1].repeat_interleave(len(a) // len(b), 0)
+    return (grams[0] * grams[1]).sum((1, 2)).clamp(min=0).sqrt() * (scales[0] * scale_b)[:, 0, 0]
+
+
+def _grams(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
+    """Returns a^T a and b^T b, [row, n, n] each. Several rows of a may share one row of b."""
+    gram_a, gram_b = (x.mT @ x for x in (wide(a), wide(b)))
+    return gram_a, gram_b if len(a) == len(b) else gram_b.repeat_interleave(len(a) // len(b), 0)

@@ -67,7 +67,7 @@ def pattern_series(
 
 def _readings(probe: Probe, patterns: Mapping[Site, Tensor], context: ProbeContext) -> Iterable[Reading]:
     """Yields the readings of `probe` under their full names."""
-    reduced = {site: probe.reduce(pattern, site, context) for site, pattern in patterns.items()}
+    reduced = {site: probe.join([probe.reduce(pattern, site, context)]) for site, pattern in patterns.items()}
     for reading in probe.readings(reduced, context):
         if isinstance(reading, Reading):
             yield replace(reading, name=f"{probe.name}/{reading.name}")

@@ -144,20 +144,39 @@ class QKAlignment(Probe):
             raise DoesNotApply(ONE_NUMBER)
         if all(query.n == 1 for query in queries.values()):
             raise DoesNotApply(ONE_QUERY)
-        measures = [
-            self._layer(str(index), query, key.heads(len(query.mean)), context)
-            for index, (key, query) in enumerate(zip(keys.values(), queries.values(), strict=True))
-        ]
+        pairs = list(zip(queries.values(), keys.values(), strict=True))
+        measures = self._measures([(query, key.heads(len(query.mean))) for query, key in pairs], context)
         omitted = dict(_omitted(reduced, context))
         yield from (Omitted(name, reason) for name, reason in omitted.items())
         coords: dict[str, Sequence[Any]] = {"layer": layers(keys), "side": SIDES, "direction": list(context.directions)}
         for name, dims in DIMS.items():
-            if name not in omitted and name in measures[0]:
+            if name not in omitted and name in measures[0] and (context.directions or "reference" not in name):
                 values = stack_layers([measure[name] for measure in measures])
                 yield Reading(name, values, dims, {dim: coords[dim] for dim in dims if dim in coords})
 
-    def _layer(self, label: str, query: Moments, key: Moments, context: ProbeContext) -> dict[str, Tensor]:
-        """Returns the readings of one layer by name."""
+    def _measures(self, pairs: Sequence[tuple[Moments, Moments]], context: ProbeContext) -> list[dict[str, Tensor]]:
+        """Returns the readings of each layer by name, from its queries and keys. Layers alike are computed at once."""
+        alike: dict[Any, list[int]] = {}
+        for layer, (query, key) in enumerate(pairs):
+            alike.setdefault((query.form, key.form), []).append(layer)
+        measures: dict[int, dict[str, Tensor]] = {}
+        for layers_here in alike.values():
+            query, key = (Moments.joined(one) for one in zip(*(pairs[layer] for layer in layers_here), strict=True))
+            found = self._of_heads([str(layer) for layer in layers_here], query, key, context)
+            parts = {name: values.chunk(len(layers_here)) for name, values in found.items()}
+            for index, layer in enumerate(layers_here):
+                measures[layer] = {name: part[index] for name, part in parts.items()}
+        for layer, (query, key) in enumerate(pairs):
+            d_head = key.mean.shape[-1]
+            chance = map(torch.tensor, isotropic_scores(d_head, query.n, key.n))
+            measures[layer] |= dict(zip(("score_top_chance", "score_rank_chance"), chance, strict=True))
+            measures[layer]["score_reference_chance"] = torch.tensor(1 / d_head)
+        return [measures[layer] for layer in range(len(pairs))]
+
+    def _of_heads(
+        self, labels: Sequence[str], query: Moments, key: Moments, context: ProbeContext
+    ) -> dict[str, Tensor]:
+        """Returns the readings of the heads of some layers by name, [head of layer, ...]."""
         moments = torch.stack([key.not_centered(), query.total], dim=1)
         variances, components = principal_components(moments)  # [head, side, component, (d)]
         explained = shares(variances)
@@ -165,10 +184,11 @@ class QKAlignment(Probe):
         there = torch.where(total.isnan(), torch.nan, (total > 0).double())  # [head, side]; 0 if all vectors are 0
         both = there.prod(-1)  # [head]
         rank = leading_rank(explained).amin(-1)  # [head]
-        leading = leading_component(variances, components, self.state.get(label))  # [head, side, d_head]
-        self.state[label] = leading
+        before = [self.state[label] for label in labels if label in self.state]
+        last = torch.cat(before) if before else None
+        leading = leading_component(variances, components, last)  # [head, side, d_head]
+        self.state |= dict(zip(labels, leading.chunk(len(labels)), strict=True))
         d_head = components.shape[-1]
-        chance = map(torch.tensor, isotropic_scores(d_head, query.n, key.n))
         found = {
             "explained": explained,
             "effective_rank": effective_rank(explained),
@@ -177,13 +197,11 @@ class QKAlignment(Probe):
             "key_query_chance": rank * both / d_head,
             "leading": leading * there[..., None],
             **score_components(query, key, components[:, 1] * variances[:, 1].sqrt()[..., None]),
-            **dict(zip(("score_top_chance", "score_rank_chance"), chance, strict=True)),
         }
         if context.directions:
             units = context.constant(("directions", d_head), lambda: _units(context, d_head))  # [d_head, direction]
             found["reference"] = (found["leading"] @ units).abs()
             found["score_reference"], found["score_reference_error"] = score_reference(query, key, units)
-            found["score_reference_chance"] = torch.tensor(1 / d_head)
         return found
 
 

@@ -57,32 +57,34 @@ def repeated_tokens(d_vocab: int, n_ctx: int, seed: int = 0, sequences: int = SE
     return Repeats(torch.stack(rows), length, torch.tensor(offsets))
 
 
-def sequence_scores(weights: Tensor, repeats: Repeats) -> Tensor:
-    """Returns the three `SCORES` of each head, [sequence, head, score], from weights [sequence, head, query, key].
+def asked_keys(repeats: Repeats) -> Tensor:
+    """Returns how much the attention of each query to each key counts in each score, [sequence, score, query, key].
 
     Each score is a mean over queries of the attention to one key. The token of a query q in the second copy occurred at
     q - S. Prefix matching is the attention to q - S + 1, the token after it; duplicate token is that to q - S.
     Previous token is the attention of every query but the first to q - 1.
     """
-    size = weights.shape[-1]
-    position = torch.arange(size, device=weights.device)
+    position = torch.arange(repeats.tokens.shape[1], device=repeats.tokens.device)
     S, start = repeats.length[:, None], (repeats.offset + repeats.length)[:, None]
     second = (position >= start) & (position < start + S)  # [sequence, query]
-    before = (position >= 1).expand_as(second)
-    asked = ((second, position - S + 1), (before, (position - 1).expand_as(second)), (second, position - S))
-    scores = []
-    for queries, key in asked:
-        index = key.clamp(0, size - 1)[:, None, :, None].expand(*weights.shape[:-1], 1)
-        attention = weights.gather(-1, index)[..., 0]  # [sequence, head, query]
-        counted = queries[:, None].to(weights.dtype)
-        scores.append((attention * counted).sum(-1) / counted.sum(-1))
-    return torch.stack(scores, dim=-1)
+    queries = torch.stack([second, (position >= 1).expand_as(second), second], dim=1)  # [sequence, score, query]
+    lags = torch.stack([S - 1, torch.ones_like(S), S], dim=1)  # [sequence, score, 1]
+    keys = position == (position - lags)[..., None]  # [sequence, score, query, key]
+    return (keys & queries[..., None]) / queries.sum(-1)[..., None, None].double()
 
 
-def chance(visible: Tensor, repeats: Repeats) -> Tensor:
-    """Returns the scores, [score], of a head that attends uniformly to its `visible` keys, bool [query, key]."""
-    uniform = visible.float() / visible.sum(-1, keepdim=True).clamp(min=1)
-    return sequence_scores(uniform.expand(len(repeats.tokens), 1, *visible.shape), repeats).mean((0, 1))
+def sequence_scores(weights: Tensor, asked: Tensor) -> Tensor:
+    """Returns the three `SCORES` of each head, [sequence, head, score].
+
+    `weights` is [sequence or 1, head, query, key], and `asked` is what `asked_keys` returns.
+    """
+    return weights.flatten(2) @ asked.flatten(2).mT
+
+
+def chance(visible: Tensor, asked: Tensor) -> Tensor:
+    """Returns the scores, [score], of a head that attends uniformly to its `visible` keys, 0 or 1 [query, key]."""
+    uniform = visible / visible.sum(-1, keepdim=True).clamp(min=1)
+    return sequence_scores(uniform[None, None], asked).mean((0, 1))
 
 
 def mean_and_error(scores: Tensor) -> tuple[Tensor, Tensor]:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from functools import lru_cache
+from typing import Any
 
 import numpy as np
 import torch
@@ -11,16 +13,17 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from stagelens.recording import wide
-from stagelens_probes.norms import scale_of
+from stagelens_probes.norms import ordinary, scale_of
 
 GROUPS = 8  # groups of sequences whose spread gives the standard errors
+MODERATE = 1e-3  # the errors have eighth powers of sizes from this to its inverse, which are normal in float32
 DRAWS = 64  # draws of the chance levels
 ROUNDING = 1e-12  # keys whose variance is below this fraction of their mean square are constant up to rounding
 
 
 @dataclass(frozen=True)
 class Moments:
-    """Moments of the vectors of each head, in units of the head's largest entry.
+    """Moments of the vectors of each head. Vectors of no ordinary size are in units of the head's largest entry.
 
     Attention scores are inner products. A softmax over keys does not see what all keys have in common, so the keys of
     scores are centered, and the queries are not.
@@ -36,16 +39,23 @@ class Moments:
     def of(cls, activation: Tensor, centered: bool) -> Moments:
         """Returns the moments of `activation` [sequence, position, head, d]."""
         x = wide(activation)
-        x = x / scale_of(x, (0, 1, 3))
+        found = cls._of(x, centered)
+        sizes = found.groups.diagonal(dim1=-2, dim2=-1).mean((0, 2)).sqrt()  # [head]
+        if all(ordinary(sizes[None], MODERATE)):
+            return found
+        return cls._of(x / scale_of(x, (0, 1, 3)), centered)
+
+    @classmethod
+    def _of(cls, x: Tensor, centered: bool) -> Moments:
         n, positions, heads, d = x.shape
         mean = x.mean((0, 1))
         x = x - mean if centered else x
         size = -(-n // min(GROUPS, n))  # sequences of a group; the last group may have fewer
         count = -(-n // size)
         sizes = torch.tensor([min(size, n - size * i) for i in range(count)], dtype=torch.float64)
-        x = pad(x, (0, 0, 0, 0, 0, 0, 0, size * count - n)).reshape(count, size * positions, heads, d)
-        x = x.permute(0, 2, 3, 1).contiguous()  # [group, head, d, sample]
-        groups = x @ x.mT / (sizes.to(x) * positions)[:, None, None, None]
+        x = pad(x, (0, 0, 0, 0, 0, 0, 0, size * count - n)) if size * count > n else x
+        x = x.reshape(count, size * positions, heads, d).transpose(1, 2).contiguous()  # [group, head, sample, d]
+        groups = x.mT @ x / (sizes.to(x) * positions)[:, None, None, None]
         return cls(mean.cpu(), groups.cpu(), sizes / n, n * positions, centered)
 
     @property
@@ -57,6 +67,17 @@ class Moments:
         """Returns the second moment about 0, [head, d, d], in float64."""
         mean = self.mean.double()
         return self.total + mean[:, :, None] * mean[:, None, :] if self.centered else self.total
+
+    @property
+    def form(self) -> tuple[Any, ...]:
+        """Moments of equal form can be `joined`."""
+        return (*self.groups.shape, self.groups.dtype, *self.weights.tolist())
+
+    @classmethod
+    def joined(cls, layers: Sequence[Moments]) -> Moments:
+        """Returns the moments of the heads of several layers, which have equal forms."""
+        mean, groups = torch.cat([one.mean for one in layers]), torch.cat([one.groups for one in layers], dim=1)
+        return replace(layers[0], mean=mean, groups=groups)
 
     def heads(self, n: int) -> Moments:
         """Returns the moments of `n` heads, several of which share each head of these."""

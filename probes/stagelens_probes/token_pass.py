@@ -23,26 +23,27 @@ def attention(pattern: Tensor, visible: Tensor) -> Tensor:
     which has negative weights or rows with a sum above 1, is returned as |a| / sum |a|.
     """
     weights = wide(pattern)
-    if (weights >= 0).all() and (weights.sum(-1) <= 1 + ROUNDING).all():
+    if weights.amin() >= 0 and weights.sum(-1).amax() <= 1 + ROUNDING:
         return weights
     return normalized(pattern, visible)
 
 
 def read_patterns(
-    tokens: Tensor, context: ProbeContext, read: Callable[[Tensor, Tensor], T], queries: Tensor | None = None
-) -> dict[Site, T]:
-    """Runs the model on `tokens` [sequence, position]. Returns what `read(pattern, visible)` gives for each layer.
+    tokens: Tensor, context: ProbeContext, read: Callable[[Tensor, Tensor, int], T], queries: Tensor | None = None
+) -> dict[Site, list[T]]:
+    """Runs the model on `tokens` [sequence, position]. Returns what `read` gives for the blocks of each layer.
 
-    `pattern` is [sequence or 1, head, query, position] and `visible` bool [query, position], at the positions `queries`
-    [query]; None: at all. Raises DoesNotApply if the model does not run on such tokens, or does not have a query and a
-    key at each of them.
+    It is called as `read(pattern, visible, block)` for each row of `queries` [block, query], or once if that is None.
+    `pattern` is [sequence or 1, head, query, position] and `visible` bool [query, position], at the positions of that
+    block, or at all. Raises DoesNotApply if the model does not run on such tokens, or does not have a query and a key
+    at each of them.
     """
-    found: dict[Site, T] = {}
+    found: dict[Site, list[T]] = {}
     n, size = tokens.shape
-    fewer = 0 if queries is None else len(queries)
+    fewer = 0 if queries is None else queries.shape[1]
 
-    def rows(name: str, shape: Sequence[int], device: torch.device) -> Tensor | None:  # noqa: ARG001
-        return None if queries is None else queries.to(device).expand(n, -1)
+    def rows(name: str, shape: Sequence[int], device: torch.device) -> list[tuple[Tensor, int]] | None:  # noqa: ARG001
+        return None if queries is None else [(block.to(device).expand(n, -1), size) for block in queries]
 
     def read_at(site: Site) -> Callable[..., None]:
         def hook_function(pattern: Tensor, hook: Any) -> None:  # noqa: ARG001  TransformerLens passes it by name
@@ -51,11 +52,15 @@ def read_patterns(
                     f"the attention has {pattern.shape[-2]} queries and {pattern.shape[-1]} keys for {size} tokens; "
                     "prefix matching needs a query and a key at every token"
                 )
-            visible = context.visible_keys(site.layer, size, size).to(pattern.device)
-            if queries is not None:
-                visible = visible[queries]
-                pattern = pattern if pattern.shape[-2] == fewer else pattern[:, :, queries]
-            found[site] = read(pattern, visible)
+            key = ("visible", site.layer, size, pattern.device)
+            visible = context.constant(key, lambda: context.visible_keys(site.layer, size, size).to(pattern.device))
+            parts = found.setdefault(site, [])
+            if queries is None:
+                parts.append(read(pattern, visible, 0))
+            elif pattern.shape[-2] == fewer:
+                parts.append(read(pattern, visible[queries[len(parts)]], len(parts)))
+            else:
+                parts += [read(pattern[:, :, rows], visible[rows], block) for block, rows in enumerate(queries)]
 
         return hook_function
 

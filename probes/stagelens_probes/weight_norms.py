@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from stagelens import Probe, Reading
 from stagelens.recording import Omitted, ProbeContext, Reduced, layers, stack_layers
 from stagelens_probes.attention import PATTERN
 from stagelens_probes.described import WEIGHT_NORMS
-from stagelens_probes.norms import norms, product_norms, row_norms
+from stagelens_probes.norms import norms, product_norms, stacked_row_norms
 
 HEAD_WEIGHTS = {"W_Q", "W_K", "W_V", "W_O"}  # TransformerLens' names, [head, d_model, d_head] or the like
 HEAD_BIASES = {"b_Q", "b_K", "b_V"}  # [head, d_head]
@@ -39,24 +38,31 @@ def has_heads(name: str, parameter: Tensor, context: ProbeContext) -> bool:
 def head_matrices(context: ProbeContext) -> list[dict[str, Tensor]] | str:
     """Returns W_Q, W_K, W_V [head, d_model, d_head] and W_O [head, d_head, d_model] of each layer, or why not.
 
-    Heads that share keys and values each have a copy. A model of one's own may have matrices of these names in another
-    layout. So they count only if the model has `cfg.d_model`, or is watched.
+    If heads share keys and values, W_K and W_V have fewer heads. A model of one's own may have matrices of these names
+    in another layout. So they count only if the model has `cfg.d_model`, or is watched.
     """
-    modules = dict(context.model.named_modules())
     found = []
     for site in context.sites(PATTERN):
-        attention = modules.get(site.name.rpartition(".")[0])
+        attention = submodule(context.model, site.name.rpartition(".")[0])
         named = {name: getattr(attention, name, None) for name in ("W_Q", "W_K", "W_V", "W_O")}
         matrices = {name: w for name, w in named.items() if isinstance(w, Tensor) and w.ndim == 3}
         if len(matrices) < len(named):
             break
-        heads, d_model = len(matrices["W_Q"]), matrices["W_Q"].shape[1]
+        d_model = matrices["W_Q"].shape[1]
         if d_model != getattr(context.model.cfg, "d_model", d_model if is_watched(context) else None):
             break
-        found.append({name: w.repeat_interleave(heads // len(w), 0) for name, w in matrices.items()})
+        found.append(matrices)
     if not found or len(found) < len(context.sites(PATTERN)):
         return "the layers do not have W_Q, W_K and W_V as [head, d_model, d_head] and W_O as [head, d_head, d_model]"
     return found
+
+
+def submodule(model: nn.Module, path: str) -> nn.Module | None:
+    """Returns the part of `model` at `path`; None if there is none."""
+    try:
+        return model.get_submodule(path)
+    except AttributeError:
+        return None
 
 
 def is_watched(context: ProbeContext) -> bool:
@@ -86,7 +92,7 @@ class WeightNorms(Probe):
         heads = {name: p for name, p in parameters.items() if has_heads(name, p, context)}
         heads = heads or getattr(context.model, "head_matrices", dict)()  # of a watched model: parts of its matrices
         if heads:
-            per_head = torch.stack([row_norms(p) for p in heads.values()])
+            per_head = stacked_row_norms(list(heads.values()))
             yield Reading("head_norm", per_head, ("head_parameter", "head"), {"head_parameter": list(heads)})
         else:
             yield Omitted("head_norm", "no parameter has a row for each head (cfg.n_heads)")
@@ -113,7 +119,12 @@ def _of_products(context: ProbeContext) -> Iterable[Reading | Omitted]:
         yield from (Omitted(name, matrices) for name in ("qk_norm", "ov_norm"))
         return
     coords = {"layer": layers(dict.fromkeys(context.sites(PATTERN)))}
-    qk = [product_norms(w["W_Q"], w["W_K"]) for w in matrices]
-    ov = [product_norms(w["W_V"], w["W_O"].mT) for w in matrices]
-    yield Reading("qk_norm", stack_layers(qk), ("layer", "head"), coords)
-    yield Reading("ov_norm", stack_layers(ov), ("layer", "head"), coords)
+    yield Reading("qk_norm", _by_layer([(w["W_Q"], w["W_K"]) for w in matrices]), ("layer", "head"), coords)
+    yield Reading("ov_norm", _by_layer([(w["W_O"].mT, w["W_V"]) for w in matrices]), ("layer", "head"), coords)
+
+
+def _by_layer(pairs: list[tuple[Tensor, Tensor]]) -> Tensor:
+    """Returns `product_norms` of the pair of each layer, [layer, head]; at once if the layers have equal shapes."""
+    if len({(a.shape, b.shape) for a, b in pairs}) == 1:
+        return product_norms(pairs)
+    return stack_layers([product_norms([pair])[0] for pair in pairs])

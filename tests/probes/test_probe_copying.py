@@ -30,9 +30,9 @@ def test_copying_is_that_of_the_whole_circuit(d_vocab):
 def test_copying_stays_between_minus_one_and_one():
     w = torch.randn(4, 5, 3, generator=torch.Generator().manual_seed(0))
     given = Tokens.of(torch.eye(5), torch.eye(5))
-    np.testing.assert_allclose(copying_scores(given, w, w.transpose(1, 2))[0], 1, rtol=1e-6)
-    np.testing.assert_allclose(copying_scores(given, w, -w.transpose(1, 2))[0], -1, rtol=1e-6)
-    assert all(part.tolist() == [0] * 4 for part in copying_scores(given, 0 * w, w.transpose(1, 2)))
+    np.testing.assert_allclose(copying_scores(*given.circuits(w, w.mT))[0], 1, rtol=1e-6)
+    np.testing.assert_allclose(copying_scores(*given.circuits(w, -w.mT))[0], -1, rtol=1e-6)
+    assert all(part.tolist() == [0] * 4 for part in copying_scores(*given.circuits(0 * w, w.mT)))
 
 
 def test_a_large_vocabulary_never_makes_a_large_matrix():

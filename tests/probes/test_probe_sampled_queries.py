@@ -9,6 +9,7 @@ import torch
 import stagelens as sl
 from kit.probe_models import lens_model, measured, next_token_loss, tokens, transformer, written_pattern
 from stagelens.models import build_transformer
+from stagelens.recording.queries import read_queries
 
 BOTH = ["attention_sparsity", "head_specialization"]
 N = 12
@@ -130,12 +131,35 @@ def test_short_contexts_are_exact_and_long_ones_are_within_their_error():
             assert away.max() < 4 and np.abs(some[name] - exact[name]).max() > 0, name
 
 
-def test_large_patterns_are_read_head_by_head_with_the_same_numbers(monkeypatch):
-    model = written_pattern(random_pattern(4, 20))
-    whole = measured(model, BOTH[0])
-    monkeypatch.setattr("stagelens_probes.attention_sparsity.AT_ONCE", 0)
-    for name, values in measured(model, BOTH[0]).items():
-        np.testing.assert_array_equal(values, whole[name])
+@pytest.mark.parametrize("at_most", [None, 70])
+def test_blocks_have_all_queries_in_turn_and_the_keys_that_these_see(at_most):
+    pattern = random_pattern(2, 100)
+    queries = read_queries(range(1, 100), pattern[0, 0] > 0, 2, at_most)
+    blocks = queries.blocks((2, 3, 100, 2**20))
+    assert len(blocks) == (3 if at_most else 4)
+    torch.testing.assert_close(torch.cat([block.position for block in blocks], 1), queries.position)
+    whole = queries.of(pattern)
+    for block, part in zip(blocks, whole.split(32, dim=2), strict=True):
+        n_key = int(block.position.max()) + 1
+        assert block.visible.shape[-1] == n_key < 100 or block is blocks[-1]
+        torch.testing.assert_close(block.of(pattern), part[..., :n_key])
+        assert not part[..., n_key:].any()
+
+
+@pytest.mark.parametrize("probe", BOTH)
+@pytest.mark.parametrize("n_batch", [1, 4])
+@pytest.mark.parametrize("max_queries", [None, 13])
+@pytest.mark.parametrize("groups", [GROUPS, None])
+def test_patterns_are_read_in_blocks_of_queries_with_the_same_numbers(probe, n_batch, max_queries, groups, monkeypatch):
+    """The blocks have 5 queries. Without groups the masses are those of lags."""
+    model, batch = written_pattern(random_pattern(n_batch, 24)), torch.zeros(n_batch, 24)
+    found = []
+    for size in (100, 5):
+        monkeypatch.setattr("stagelens.recording.queries.LONG", size)
+        monkeypatch.setattr("stagelens.recording.queries.AT_ONCE", 0)
+        found.append(measured(model, probe, batch, groups=groups, max_queries=max_queries))
+    for name, values in found[1].items():
+        np.testing.assert_allclose(values, found[0][name], atol=1e-12, err_msg=name)
 
 
 def test_the_error_covers_the_sampling_of_queries():

@@ -218,7 +218,7 @@ def test_heads_that_share_keys_each_have_a_product():
 def test_products_of_tiny_and_huge_weights_have_their_norm(scale):
     a, b = (random_change(2, 5, 3, seed=seed).float() * scale for seed in (0, 1))
     expected = torch.linalg.matrix_norm(a.double() @ b.double().mT)
-    np.testing.assert_allclose(product_norms(a, b).double(), expected, rtol=1e-5)
+    np.testing.assert_allclose(product_norms([(a, b)])[0].double(), expected, rtol=1e-5)
 
 
 def test_a_watched_model_has_the_norms_of_its_products():

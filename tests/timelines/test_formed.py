@@ -156,6 +156,18 @@ def test_the_headline_of_specialization_is_the_mass_on_the_leader():
     assert lines.labels == ["head 0", "head 1", "head 2"] and lines.values == pytest.approx(named)
 
 
+def test_heads_of_a_layer_that_no_group_names_have_no_line():
+    dims = ("layer", "head", "group")
+    mass, chance = np.full((len(STEPS), 2, 2, 2), 0.4), np.full((len(STEPS), 2, 2), 0.3)
+    mass[:, 1], chance[:, 1] = [0.0, 1.0], [0.0, 1.0]  # all on the rest
+    coords = {"group": ("near", "rest")}
+    series = {"head_specialization/mass": (mass, dims, coords)}
+    series["head_specialization/mass_chance"] = (chance, ("layer", "group"), coords)
+    lines = head_lines(timeline(STEPS, series), SPECIALIZATION)
+    assert lines.labels == ["layer 0 head 0", "layer 0 head 1"]
+    assert len(lines.names) == 4 and lines.chance.shape == lines.values.shape == (len(STEPS), 2)
+
+
 def test_a_companion_without_a_dim_is_the_same_along_it():
     chance = np.array([[0.1, 0.3]] * len(STEPS))
     made = timeline(STEPS, {"p/s": (np.zeros((len(STEPS), 2, 3)), HEADS), "p/s_chance": (chance, ("layer",))})

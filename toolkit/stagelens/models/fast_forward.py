@@ -126,7 +126,7 @@ def _attended(attn: Any, q: Tensor, k: Tensor, v: Tensor, queries: slice, reader
         masked = window is None and causal and queries == EVERY  # by the kernel itself
         bias = None if seeing or masked else _bias(k, None, causal, window)[queries]
         if readers.wants("pattern"):
-            readers.show("pattern", _pattern_read(q, k, scale, _bias(k, None, causal, window)[queries], readers))
+            _show_pattern(q * scale, k, queries, causal, window, readers)
         return F.scaled_dot_product_attention(q, k, v, bias, is_causal=masked and not seeing, scale=scale)
     bias = _bias(k, slopes, causal, window, hidden)[..., queries, :]
     if slopes is not None:
@@ -138,13 +138,22 @@ def _attended(attn: Any, q: Tensor, k: Tensor, v: Tensor, queries: slice, reader
     return z.view(q.shape)
 
 
-def _pattern_read(q: Tensor, k: Tensor, scale: float, bias: Tensor, readers: Readers) -> Tensor:
-    """Returns the pattern at the rows that are read only, [batch, head, row, key], to save time and memory."""
-    rows = readers.rows_of("pattern", (*q.shape[:3], k.shape[2]), q.device)  # int [sequence, row]
-    if rows is not None:
-        q, k, bias = q[: len(rows)], k[: len(rows)], bias[rows][:, None]
-        q = q.gather(2, rows[:, None, :, None].expand(-1, q.shape[1], -1, q.shape[3]))
-    return ((q * scale) @ k.mT).add_(bias).softmax(-1)
+def _show_pattern(q: Tensor, k: Tensor, queries: slice, causal: bool, window: int | None, readers: Readers) -> None:
+    """Shows the pattern [batch, head, row, key], in the blocks that are read only, to save time and memory."""
+    blocks = readers.rows_of("pattern", (*q.shape[:3], k.shape[2]), q.device)
+    if blocks is None:
+        readers.show("pattern", (q @ k.mT).add_(_bias(k, None, causal, window)[queries]).softmax(-1))
+        return
+    place = torch.arange(k.shape[2], device=k.device)
+    for number, (rows, n_key) in enumerate(blocks, start=1):  # int [sequence, row]
+        own = place[queries][rows][..., None]  # [sequence, row, 1]
+        hidden = place[:n_key] > own if causal else torch.zeros_like(own, dtype=torch.bool)  # [sequence, row, key or 1]
+        if window is not None:
+            hidden = hidden | (place[:n_key] <= own - window)
+        bias = k.new_zeros(hidden.shape).masked_fill_(hidden, -torch.inf)
+        index = rows[:, None, :, None].expand(-1, q.shape[1], -1, q.shape[3])
+        scores = q[: len(rows)].gather(2, index) @ k[: len(rows), :, :n_key].mT
+        readers.show("pattern", scores.add_(bias[:, None]).softmax(-1), last=number == len(blocks))
 
 
 def _bias(k: Tensor, slopes: Tensor | None, causal: bool, window: int | None, hidden: bool = False) -> Tensor:

@@ -16,7 +16,8 @@ import torch
 from torch import Tensor
 
 Hook = tuple[str, Callable[..., None]]  # the name of a hook point, and a function of (activation, hook=)
-Rows = Callable[[str, Sequence[int], torch.device], Tensor | None]  # (hook point, shape, device) -> int [batch, row]
+Blocks = Sequence[tuple[Tensor, int]]  # rows of a pattern, int [batch, row], and how many of the keys are read there
+Rows = Callable[[str, Sequence[int], torch.device], Blocks | None]  # (hook point, shape, device) -> what is read of it
 READABLE = re.compile(r"blocks\.\d+\.attn\.hook_(q|k|pattern)")
 
 
@@ -37,17 +38,17 @@ class Readers:
         """Returns True if a function reads at `name`."""
         return self.prefix + name in self.see
 
-    def show(self, name: str, activation: Tensor) -> None:
-        """Shows `activation` to the function at `name`, if there is one."""
+    def show(self, name: str, activation: Tensor, last: bool = True) -> None:
+        """Shows `activation`, or the `last` block of it or another, to the function at `name`, if there is one."""
         if self.wants(name):
             self.see[self.prefix + name](activation, hook=None)
-            if self.left is not None:
+            if last and self.left is not None:
                 self.left.discard(self.prefix + name)
                 if not self.left:
                     raise _Enough
 
-    def rows_of(self, name: str, shape: Sequence[int], device: torch.device) -> Tensor | None:
-        """Returns the rows of a pattern of `shape` that are read, int [batch, row]; None for all."""
+    def rows_of(self, name: str, shape: Sequence[int], device: torch.device) -> Blocks | None:
+        """Returns the blocks in which a pattern of `shape` is read; None for all of it at once."""
         return None if self.rows is None else self.rows(self.prefix + name, shape, device)
 
 
@@ -62,9 +63,9 @@ NO_READERS = Readers({})
 def reading(model: Any, hooks: Sequence[Hook], rows: Rows | None = None, stop: bool = False) -> Iterator[None]:
     """Calls `hooks` with the activations of each pass of `model` in the block. The hooks must not change them.
 
-    `rows` returns the rows of a pattern that are needed, int [batch, row], or None for all. With `stop` the block ends
-    as soon as every hook has read, and the pass has no output. Only the fused forward path supports `rows` and `stop`;
-    on every other path, and for other hook points, this is `model.hooks`.
+    `rows` returns the blocks of a pattern that are needed, which are shown one after the other, or None for all of it.
+    With `stop` the block ends as soon as every hook has read, and the pass has no output. Only the fused forward path
+    supports `rows` and `stop`; on every other path, and for other hook points, this is `model.hooks`.
     """
     names = [name for name, _ in hooks]
     if (

@@ -62,7 +62,7 @@ class ProbeContext:
     loss: Tensor | None = None  # in the shared pass
     n_inputs: int | None = None  # positions of what the model is called on, from the start of the shared pass on
     constants: dict[Any, Any] = field(default_factory=dict, repr=False)
-    sampled: dict[str, Queries] = field(default_factory=dict, init=False, repr=False)  # by hook, if only these are seen
+    sampled: dict[str, Queries] = field(default_factory=dict, init=False, repr=False)  # by hook: the block shown
     shared: dict[str, tuple[Tensor, Any]] = field(default_factory=dict, init=False, repr=False)
 
     def once(self, activation: Tensor, key: str, make: Callable[[], T]) -> T:

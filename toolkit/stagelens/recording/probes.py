@@ -39,7 +39,7 @@ class Probe(ABC):
     hooks: ClassVar[tuple[str, ...]] = ()  # full hook names, or names within a block, meaning every block's
     passes: ClassVar[str] = "0"  # forward passes beyond the shared one, as a person would say it
     default: ClassVar[bool] = True
-    samples: ClassVar[bool] = False  # reads patterns at `context.read_queries` alone, and may be given only these
+    samples: ClassVar[bool] = False  # reads patterns at `context.read_queries` alone, in blocks, which it can `join`
     stacks: ClassVar[bool] = False  # only tensor operations, which `torch.vmap` can do for several seeds at once
 
     def __init__(self) -> None:
@@ -55,6 +55,14 @@ class Probe(ABC):
     def reduce(self, activation: Tensor, site: Site, context: ProbeContext) -> Any:
         """Returns what is stored of `activation`. Runs inside the hook at `site`."""
         raise NotImplementedError(f"{type(self).__name__} names hooks but has no reduce()")
+
+    def join(self, parts: Sequence[Any]) -> Any:
+        """Returns what is stored of a whole activation, from what `reduce` gave for consecutive blocks of its queries.
+
+        Only a probe that `samples` is given more than one block: the activation at the next of `context.sampled`.
+        """
+        (whole,) = parts
+        return whole
 
     @abstractmethod
     def readings(self, reduced: Reduced, context: ProbeContext) -> Iterable[Reading | Omitted]:

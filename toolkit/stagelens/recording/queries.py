@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cached_property
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from stagelens.recording.errors import DoesNotApply
+
+LONG = 32  # queries of a block of a long pattern
+AT_ONCE = 2**20  # weights of a block of any other
 
 
 @dataclass(frozen=True)
@@ -21,32 +25,60 @@ class Queries:
 
     rows: slice | Tensor  # rows of the pattern: a slice or int [query]; int [sequence, query] if they are sampled
     position: Tensor  # int [sequence, query]
-    visible: Tensor  # bool [sequence, query, key]
+    visible: Tensor  # bool [sequence, query, key]; a block leaves out the last keys if none of its queries sees them
     n_all: int  # queries of the whole pattern
+    n_key: int  # keys of the whole pattern
+    lowest_lag: int  # the smallest query - key: 0, or negative if queries see keys to their right
 
     @property
     def sampled(self) -> bool:
         """True if each sequence is read at queries of its own."""
         return isinstance(self.rows, Tensor) and self.rows.ndim == 2
 
-    @property
+    @cached_property
     def count(self) -> Tensor:
         """The number of keys that each query sees, int [sequence, query]."""
         return self.visible.sum(-1)
 
-    @property
-    def lowest_lag(self) -> int:
-        """The smallest query - key: 0, or negative if queries see keys to their right."""
-        lag = self.position[..., None] - torch.arange(self.visible.shape[-1], device=self.position.device)
-        return min(0, int(lag.masked_fill(~self.visible, 0).min()))
+    def blocks(self, shape: Sequence[int]) -> list[Queries]:
+        """Returns the queries in blocks of a pattern of `shape`, so that little of it is copied at once.
+
+        Sampled queries are those of long patterns, which the fused forward path makes in these blocks.
+        """
+        n_batch, n_head, _, n_key = shape
+        at_once = LONG if self.sampled else max(LONG, AT_ONCE // max(1, n_batch * n_head * n_key))
+        n = self.position.shape[1]
+        if n <= at_once:
+            return [self]
+        rows = range(self.rows.start, self.rows.stop) if isinstance(self.rows, slice) else self.rows
+        parts = []
+        for start in range(0, n, at_once):
+            part = slice(start, start + at_once)
+            own = rows[part] if isinstance(rows, range) else rows[..., part]
+            visible = self.visible[:, part]
+            parts.append(
+                replace(
+                    self,
+                    rows=slice(own.start, own.stop) if isinstance(own, range) else own,
+                    position=self.position[:, part],
+                    visible=visible[..., : _n_seen(visible)],
+                )
+            )
+        return parts
 
     def of(self, pattern: Tensor) -> Tensor:
         """Returns the rows of `pattern` [sequence, ..., query, key] that are read, [sequence, ..., query, key]."""
+        pattern = pattern[..., : self.visible.shape[-1]]
         if not self.sampled:
             return pattern[..., self.rows, :]
         assert isinstance(self.rows, Tensor)
         index = self.rows.view(len(self.rows), *(1,) * (pattern.ndim - 3), -1, 1)
         return pattern.gather(-2, index.expand(*pattern.shape[:-2], -1, pattern.shape[-1]))
+
+
+def _n_seen(visible: Tensor) -> int:
+    """Returns the number of keys up to the last one that a query of `visible` [..., key] sees."""
+    return int(visible.flatten(0, -2).any(0).nonzero().max()) + 1
 
 
 def rows_of(queries: slice, n_here: int, n_all: int | None, what: str) -> list[int]:
@@ -79,4 +111,6 @@ def read_queries(rows: Sequence[int], visible: Tensor, n_batch: int, at_most: in
     position = rows_2d + n_key - n_query  # the last query is at the last key
     seen = visible[rows_2d]
     consecutive = chosen.ndim == 1 and list(rows) == list(range(rows[0], rows[-1] + 1))
-    return Queries(slice(rows[0], rows[-1] + 1) if consecutive else chosen, position, seen, n_query)
+    lags = position[..., None] - torch.arange(n_key, device=visible.device)
+    lowest = min(0, int(lags.masked_fill(~seen, 0).min()))
+    return Queries(slice(rows[0], rows[-1] + 1) if consecutive else chosen, position, seen, n_query, n_key, lowest)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -14,10 +15,10 @@ from torch import Tensor
 from stagelens.base import UsageError
 from stagelens.experiments import Batch
 from stagelens.recording.context import ProbeContext, Site
-from stagelens.recording.errors import DoesNotApply
 from stagelens.recording.limits import contained
 from stagelens.recording.precision import full_precision, wide
 from stagelens.recording.probes import Omitted, Probe
+from stagelens.recording.queries import Queries
 from stagelens.timelines import Reading
 
 Metrics = Callable[[Any, Batch], Mapping[str, Any]]
@@ -69,50 +70,82 @@ def read(probe: Probe, reduced: Mapping[Site, Any], context: ProbeContext, faile
 
 def _shared_pass(context: ProbeContext, probes: Mapping[str, Probe], failed: Failed) -> dict[str, dict[Site, Any]]:
     """Makes one forward pass with the hooks of all probes. Returns what each probe reduced each of its sites to."""
-    kept: dict[str, dict[Site, Any]] = {name: {} for name in probes}
-    wanted: dict[Site, list[Probe]] = {}
-    for probe in probes.values():
-        for hook in probe.hooks:
-            for site in context.sites(hook):
-                wanted.setdefault(site, []).append(probe)
-
-    def hook_at(site: Site, asking: list[Probe]) -> tuple[str, Callable[..., None]]:
-        def reduce_all(activation: Tensor, hook: Any) -> None:  # noqa: ARG001  TransformerLens passes it by name
-            for probe in asking:
-                if probe.name in probes:
-                    try:
-                        with contained(), full_precision():
-                            kept[probe.name][site] = probe.reduce(activation, site, context)
-                    except Exception as error:
-                        failed(probe, error, site)
-            context.shared.clear()
-            context.sampled.clear()
-
-        return site.name, reduce_all
-
-    def rows(name: str, shape: Sequence[int], device: torch.device) -> Tensor | None:
-        site = Site.of(name)
-        sampled = all(probe.samples for probe in wanted[site] if probe.name in probes)
-        return _sampled_rows(context, site, shape, device) if sampled else None
-
+    reducing = _Reducing(context, probes, failed)
     with _inputs_and_output(context):
-        result = context.read([hook_at(site, asking) for site, asking in wanted.items()], rows=rows)
+        result = context.read([(site.name, partial(reducing.at, site)) for site in reducing.wanted], rows=reducing.rows)
     if context.loss_function is not None:
         context.loss = _one_number(result)
-    return kept
+    return reducing.kept
 
 
-def _sampled_rows(context: ProbeContext, site: Site, shape: Sequence[int], device: torch.device) -> Tensor | None:
-    """Returns the rows of a pattern that all probes read, int [batch, row], if each sequence has its own; else None."""
+class _Reducing:
+    """What the probes keep of the activations of one pass. A pattern may be shown whole or in blocks of its queries."""
+
+    def __init__(self, context: ProbeContext, probes: Mapping[str, Probe], failed: Failed) -> None:
+        self.context, self.probes, self.failed = context, probes, failed
+        self.kept: dict[str, dict[Site, Any]] = {name: {} for name in probes}
+        self.wanted: dict[Site, list[Probe]] = {}  # the probes that read at each site
+        for probe in probes.values():
+            for hook in probe.hooks:
+                for site in context.sites(hook):
+                    self.wanted.setdefault(site, []).append(probe)
+        self._shown: dict[str, list[Queries]] = {}  # the blocks of a pattern that the pass will still show
+        self._parts: dict[str, list[Any]] = {}  # what each probe reduced the blocks so far to
+
+    def at(self, site: Site, activation: Tensor, hook: Any) -> None:  # noqa: ARG002  TransformerLens passes it by name
+        """Shows `activation`, or the next block of it, to the probes that read at `site`."""
+        asking = [probe for probe in self.wanted[site] if probe.name in self.probes]
+        if waiting := self._shown.get(site.name):
+            self._block(asking, activation, site, waiting.pop(0), last=not waiting)
+            return
+        sampling = [probe for probe in asking if probe.samples]
+        blocks = _blocks(self.context, site, activation.shape, activation.device) if sampling else []
+        for probe in asking:
+            if not (blocks and probe.samples):
+                self._reduce(probe, activation, site)
+        self.context.shared.clear()
+        for block in blocks:
+            part = block.of(activation[: self.context.max_sequences])
+            self._block(sampling, part, site, block, last=block is blocks[-1])
+
+    def rows(self, name: str, shape: Sequence[int], device: torch.device) -> Sequence[tuple[Tensor, int]] | None:
+        """Returns the blocks of a pattern of which all probes read a sample of the queries; None for all of it."""
+        site = Site.of(name)
+        if not all(probe.samples for probe in self.wanted[site] if probe.name in self.probes):
+            return None
+        blocks = [block for block in _blocks(self.context, site, shape, device) if block.sampled]
+        self._shown[name] = blocks
+        return [(block.rows, block.visible.shape[-1]) for block in blocks] or None  # type: ignore[misc]
+
+    def _block(self, asking: Sequence[Probe], activation: Tensor, site: Site, block: Queries, last: bool) -> None:
+        self.context.sampled[site.name] = block
+        for probe in asking:
+            self._reduce(probe, activation, site, last)
+        self.context.shared.clear()
+        self.context.sampled.clear()
+
+    def _reduce(self, probe: Probe, activation: Tensor, site: Site, last: bool = True) -> None:
+        if probe.name not in self.probes:  # it failed at an earlier block
+            return
+        parts = self._parts.setdefault(probe.name, [])
+        try:
+            with contained(), full_precision():
+                parts.append(probe.reduce(activation, site, self.context))
+                if last:
+                    self.kept[probe.name][site] = probe.join(self._parts.pop(probe.name))
+        except Exception as error:
+            self._parts.pop(probe.name, None)
+            self.failed(probe, error, site)
+
+
+def _blocks(context: ProbeContext, site: Site, shape: Sequence[int], device: torch.device) -> list[Queries]:
+    """Returns the blocks of queries in which a pattern is read; none if they cannot be told."""
+    own = (len(range(shape[0])[: context.max_sequences]), *shape[1:])
     try:
-        n_sequences = len(range(shape[0])[: context.max_sequences])
-        queries = context.read_queries(site, (n_sequences, *shape[1:]), device)
-    except DoesNotApply:  # which each probe finds by itself
-        return None
-    if isinstance(queries.rows, slice) or not queries.sampled:
-        return None
-    context.sampled[site.name] = queries
-    return queries.rows
+        queries = context.read_queries(site, own, device)
+    except Exception:  # each probe raises it again, and says why
+        return []
+    return list(context.constant(("blocks", id(queries), own), lambda: queries.blocks(own)))
 
 
 @contextmanager

@@ -61,7 +61,8 @@ class HeadLines:
 def head_lines(timeline: Timeline, headline: Headline) -> HeadLines | None:
     """Returns the headline reading of one probe; None if the timeline does not have it.
 
-    Of `head_specialization/mass` each line is the mass on the head's leading named group, or on its leading lag.
+    Of `head_specialization/mass` each line is the mass on the head's leading named group, or on its leading lag. Heads
+    of a layer that no group names have no line.
     """
     name = headline.series(timeline)
     if name is None:
@@ -76,7 +77,11 @@ def head_lines(timeline: Timeline, headline: Headline) -> HeadLines | None:
         column = replace(column, dims=column.dims[:-1], shape=column.shape[:-1])
     values, error, chance = (None if x is None else x.reshape(len(timeline.steps), -1) for x in arrays)
     assert values is not None
+    if headline is SPECIALIZATION and chance is not None:
+        values = np.where((chance == 0).all(axis=0), np.nan, values)
     there = np.flatnonzero(~np.isnan(values).all(axis=0))
+    if not len(there):
+        return None
     names = lines_named(column)
     labels = [names[index] for index in there]
     error = None if error is None else error[:, there]
