@@ -26,7 +26,7 @@ def flow_figure(run: Run) -> Figure:
             label = f"position {j + 1}, feature {j + 1}"
             above.plot(times, attention[:, head, j], label=label, **line_style(j))
             below.plot(times, value[:, head, j], **line_style(j))
-        above.set_title(f"head {head + 1}")
+        above.set_title(f"head {head}")
         below.set(xlabel=TIME_LABEL)
     axes[0, 0].set(xscale="log", ylabel="attention s_k", xlim=(times[0], times[-1]))
     axes[1, 0].set_ylabel("value V_k")

@@ -41,7 +41,7 @@ def spare_heads(lab: Lab) -> Figure:
         names = run.timeline.column("attention").coordinate("position")
         shown = axis.imshow(run.timeline.series("attention")[-1], vmin=0, vmax=1, cmap="Greys", aspect="auto")
         axis.set_xticks(range(len(names)), names, fontsize=7)
-        axis.set_yticks(range(heads), [f"head {head}" for head in range(1, heads + 1)], fontsize=7)
+        axis.set_yticks(range(heads), [f"head {head}" for head in range(heads)], fontsize=7)
         axis.set_xlabel("position")
         axis.set_title(f"{heads} heads")
     figure.colorbar(shown, ax=maps, label="attention in the end", shrink=0.8)

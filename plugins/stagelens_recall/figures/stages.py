@@ -28,12 +28,12 @@ def staged_learning(run: Run) -> Figure | None:
     figure = Figure(figsize=(7.2, 6.2))
     rows: Any = figure.subfigures(2, 1, height_ratios=(2.2, 1))
     loss, beta = rows[0].subplots(2, 1, sharex=True)
-    loss.plot(*timeline.scalar("loss"), **line_style(0))
-    draw_levels(loss, levels_of(run), "theory: levels (A.4)")
+    loss.plot(*timeline.scalar("loss"), label="loss", **line_style(0))
+    draw_levels(loss, levels_of(run), label="theory: levels (A.4)")
     loss.set_ylabel("loss")
     loss.legend()
     for h, column in enumerate(timeline.series(BETA).T):
-        beta.plot(timeline.steps, column, label=f"head {h + 1}", **line_style(h))
+        beta.plot(timeline.steps, column, label=f"head {h}", **line_style(h))
     beta.set(ylabel="beta", xlabel="training step")
     beta.legend()
     _draw_attention(rows[1], run)
@@ -57,7 +57,7 @@ def _draw_attention(row: Any, run: Run) -> None:
         axis.imshow(masses[index], vmin=0, vmax=1, cmap="Greys", aspect="auto")
         axis.set_title(f"step {timeline.steps[index]}", fontsize=8)
         axis.set_xticks(range(order), range(1, order + 1))
-        axis.set_yticks(range(heads), [f"head {h + 1}" for h in range(heads)])
+        axis.set_yticks(range(heads), [f"head {h}" for h in range(heads)])
         axis.set_xlabel("token from the end", fontsize=8)
 
 
