@@ -77,7 +77,7 @@ def draw_lengths(axis: Axes, runs: Sequence[Run], x: str, by: str, threshold: fl
 
 
 def plain_steps(axis: Axes) -> None:
-    """Writes the ticks of a logarithmic y axis as plain numbers, a few of them even if it spans less than a decade."""
+    """Writes the ticks of a logarithmic y axis as plain numbers, even if it spans less than a factor of ten."""
     low, high = axis.get_ylim()
     if high < 20 * low:
         axis.yaxis.set_major_locator(MaxNLocator(5, steps=[1, 2, 5, 10]))
