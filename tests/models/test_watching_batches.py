@@ -64,7 +64,7 @@ def test_every_kind_of_batch_gives_the_same_numbers() -> None:
     ],
     ids=["mapping", "loss first", "logits first"],
 )
-def test_the_loss_and_the_logits_in_an_output_are_told_apart(answer: Any) -> None:
+def test_the_loss_and_the_logits_in_an_output_are_distinguished(answer: Any) -> None:
     model = Loss(answer)
     recorder = measured(model, LABELLED)
     expected = float(next_token_loss(model.net, TOKENS).detach())

@@ -34,7 +34,7 @@ class HeadsFirst(Folded):
 
 
 @pytest.mark.parametrize("n_sequences", [1, 3, 8])
-def test_heads_in_the_batch_are_told_from_sequences(n_sequences: int) -> None:
+def test_heads_in_the_batch_are_distinguished_from_sequences(n_sequences: int) -> None:
     torch.manual_seed(0)
     watched = sl.watch(Stack(*(Folded(False) for _ in range(LAYERS))), TOKENS[:n_sequences])
     _, cache = watched.run_with_cache(TOKENS[:5])

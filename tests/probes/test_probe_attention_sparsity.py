@@ -48,7 +48,7 @@ def test_unnormalized_attention_counts_by_its_size_whatever_its_sign_and_scale()
     assert single(measured(written_pattern(linear), "attention_sparsity")) == pytest.approx(CAUSAL_READINGS)
 
 
-def test_what_stands_at_hidden_keys_does_not_count():
+def test_entries_at_masked_keys_do_not_count():
     junk = torch.tensor(CAUSAL) + torch.full((3, 3), 9.0).triu(1)
     assert single(measured(written_pattern(junk), "attention_sparsity")) == pytest.approx(CAUSAL_READINGS)
 

@@ -280,7 +280,7 @@ def test_curvature_of_a_loss_without_curvature_is_zero():
 
 
 @pytest.mark.parametrize("probe", ["head_ablation", "gradient", "curvature"])
-def test_without_a_loss_they_say_so(probe):
+def test_without_a_loss_they_give_their_reason(probe):
     assert "no loss is known" in refusal(transformer(), probe, tokens())
 
 

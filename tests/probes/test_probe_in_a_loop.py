@@ -128,7 +128,7 @@ class ReducesNothing(Wrong):
         (ReducesNothing, ["no reduce()"]),
     ],
 )
-def test_a_wrong_probe_is_named_with_its_hook_and_the_rest_goes_on(wrong, says):
+def test_a_wrong_probe_is_named_with_its_hook_and_the_others_continue(wrong, says):
     recorder = sl.Recorder(transformer(), probes=[wrong, GOOD], batch=tokens())
     for step in range(3):
         recorder.measure(step)
@@ -183,7 +183,7 @@ def test_layers_with_different_numbers_of_heads():
     assert entropy.shape == (2, 3) and np.isnan(entropy).sum() == 1
 
 
-def test_a_batch_of_the_wrong_kind_says_so():
+def test_a_batch_of_the_wrong_kind_is_reported():
     recorder = sl.Recorder(PositionalToy(), probes=[GOOD], batch=torch.randn(2, 3, 4))  # three positions, not six
     with pytest.raises(RuntimeError):
         recorder.measure(0)

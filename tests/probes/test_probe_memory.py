@@ -45,7 +45,7 @@ def peak_bytes(n_layers, probes=None):
     return memory.peak
 
 
-def test_the_counter_counts_what_is_kept():
+def test_the_counter_counts_what_is_stored():
     @sl.probe(hooks="attn.hook_pattern", dims=("batch", "head", "query", "key"))
     def hoarder(pattern, context):
         return pattern

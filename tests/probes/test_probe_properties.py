@@ -327,7 +327,7 @@ def test_keys_and_queries_in_other_units_span_what_they_spanned(seed, length, by
 
 
 @pytest.mark.parametrize("replaced", ["zero", "mean"])
-def test_taking_out_a_head_that_nobody_hears_changes_nothing(replaced):
+def test_ablating_a_head_whose_output_is_not_read_changes_nothing(replaced):
     model = transformer().double()
     for block in model.blocks:
         block.attn.W_O.data[1] = 0

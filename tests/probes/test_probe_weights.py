@@ -47,7 +47,7 @@ def test_head_norms_are_of_the_parameters_that_have_heads():
     assert np.sqrt((expected**2).sum()) == pytest.approx(whole)
 
 
-def test_head_norms_of_a_toy_are_of_what_stands_beside_its_pattern():
+def test_head_norms_of_a_toy_are_of_the_module_with_its_pattern():
     norms = series(PositionalToy(), torch.randn(2, 6, 4), "head_norm")
     assert norms.head_parameter.values.tolist() == ["blocks.0.attn.scores", "blocks.0.attn.W_O"]
 
@@ -65,7 +65,7 @@ class Matrices(PositionalToy):
             attn.head_parameters = declared
 
 
-def test_a_matrix_with_as_many_rows_as_heads_has_heads_only_if_the_model_says_so():
+def test_a_matrix_with_as_many_rows_as_heads_has_heads_only_if_the_model_names_them():
     names = {
         declared: series(Matrices(declared), torch.randn(2, 6, 4), "head_norm").head_parameter.values.tolist()
         for declared in (None, ("W_V", "scores"))

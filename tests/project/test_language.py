@@ -74,6 +74,11 @@ TERMS = {
     r"outlook": ("the reference flow", "The outlook of a run.", "The reference flow."),
     r"nobody|somebody|anybody(?:'s)?|whoever": ("say who acts", "Nobody reads it.", "No probe reads it."),
 }
+# Public functions and classes without a docstring of their own, each with the reason.
+WITHOUT = {
+    "toolkit/stagelens/api.py Recorder": "it has the docstring of the class that it extends",
+    "toolkit/stagelens/cli/main.py setup": "typer would print it as the help of `stagelens`",
+}
 PATTERNS = {term: re.compile(rf"\b(?:{term})\b", re.IGNORECASE) for term in TERMS}
 
 # A word in its ordinary sense, or a name that is public: the end of a path, and a part of the line.
@@ -199,6 +204,26 @@ def test_terms_are_found_in_docstrings_comments_messages_and_pages() -> None:
     ]  # `Mended.` has no space, so it is no prose
     page = "The run `goes on`.\n```\nthe run goes on\n```\nThe run goes on.\n"
     assert [(line, home_made(text)) for line, text in prose_of_page(page) if home_made(text)] == [(5, ["goes on"])]
+
+
+def undocumented(path: Path) -> Iterator[str]:
+    """Yields the module, and the public functions and classes at its top level, that have no docstring."""
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    name = path.relative_to(ROOT).as_posix() if path.is_relative_to(ROOT) else path.name
+    if not ast.get_docstring(tree):
+        yield name
+    for node in tree.body:
+        if isinstance(node, ast.ClassDef | ast.FunctionDef) and not node.name.startswith("_"):
+            is_hook = any("hookimpl" in ast.unparse(decorator) for decorator in node.decorator_list)
+            if not is_hook and not ast.get_docstring(node):
+                yield f"{name} {node.name}"
+
+
+def test_every_module_class_and_public_function_has_a_docstring(tmp_path) -> None:
+    code = files(("toolkit", "probes", "plugins"), ".py")
+    assert {one for path in code for one in undocumented(path)} == set(WITHOUT)
+    (tmp_path / "plain.py").write_text("def f():\n    return 1\n\n\ndef _g():\n    return 2\n", encoding="utf-8")
+    assert list(undocumented(tmp_path / "plain.py")) == ["plain.py", "plain.py f"]
 
 
 def test_sentences_in_docstrings_are_short() -> None:

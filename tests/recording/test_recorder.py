@@ -119,7 +119,7 @@ def test_it_measures_in_evaluation_mode():
     ("way", "message"),
     [("raise", "RuntimeError: out of tune"), ("shape", "changed from shape"), ("nan", "'moody/value' is nan")],
 )
-def test_a_probe_that_fails_is_dropped_and_named_and_the_rest_goes_on(way, message):
+def test_a_probe_that_fails_is_dropped_and_named_and_the_others_continue(way, message):
     probe = Moody()
     probe.way = way
     recorder, *_ = recorder_of(probe, Second)
@@ -182,7 +182,7 @@ def place_of(code):
     return f"{__file__}:{1 + next(number for number, line in enumerate(lines) if code in line)}"
 
 
-def test_a_probe_whose_hooks_are_missing_says_so():
+def test_a_probe_whose_hooks_are_missing_is_reported():
     recorder, *_ = recorder_of("attention_sparsity")
     assert recorder.skipped == {"attention_sparsity": "the model has no hook 'attn.hook_pattern'"}
 

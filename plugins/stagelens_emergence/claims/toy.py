@@ -58,6 +58,8 @@ def exponent_checks(law: Law, expected: dict[str, float], tolerance: float, r2: 
 
 
 class WeightsFirst(Claim):
+    """Compares the times at which w and alpha rise, and counts the drops of the loss, in the flow and under SGD."""
+
     id = "S1"
     title = "weights first, attention second, then both"
     reference = "Fig. 1a, b"

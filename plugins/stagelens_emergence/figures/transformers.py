@@ -77,7 +77,7 @@ def draw_lengths(axis: Axes, runs: Sequence[Run], x: str, by: str, threshold: fl
 
 
 def plain_steps(axis: Axes) -> None:
-    """Writes the ticks of a logarithmic y axis as plain numbers, a few of them even if it spans less than a factor of ten."""
+    """Writes the ticks of a logarithmic y axis as plain numbers, even if it spans less than a factor of ten."""
     low, high = axis.get_ylim()
     if high < 20 * low:
         axis.yaxis.set_major_locator(MaxNLocator(5, steps=[1, 2, 5, 10]))
@@ -252,11 +252,13 @@ def seeded(lab: Lab) -> Lab:
 
 
 def lab_fig3(lab: Lab) -> Figure:
+    """Draws Fig. 3 from the runs of S8."""
     lab = seeded(lab)
     return fig3(runs_of(regression.law_runs(lab).values(), *regression.cross_sample_runs(lab)))
 
 
 def lab_fig4(lab: Lab) -> Figure:
+    """Draws Fig. 4 from the runs of S10."""
     return fig4(runs_of(recall.context_runs(lab).values()), recall.grid_of(lab).answering)
 
 
@@ -267,37 +269,45 @@ def repetition_runs(lab: Lab) -> list[Run]:
 
 
 def lab_fig5(lab: Lab) -> Figure:
+    """Draws Fig. 5 from the runs of S11."""
     return fig5(repetition_runs(lab))
 
 
 def lab_fig16(lab: Lab) -> Figure:
+    """Draws Fig. 16 from the runs of S11."""
     return fig16(repetition_runs(lab))
 
 
 def lab_fig11(lab: Lab) -> Figure:
+    """Draws Fig. 11 from the first seed of S8's runs over T."""
     points = regression.grid_of(lab).vary_T
     runs = regression.law_runs(seeded(lab))
     return fig11([next(iter(runs[data].values())) for data in points])
 
 
 def lab_fig12(lab: Lab) -> Figure:
+    """Draws Fig. 12 from S8's runs with and without cross-sample repetition."""
     return fig12(runs_of(*regression.cross_sample_runs(seeded(lab))))
 
 
 def lab_fig13(lab: Lab) -> Figure:
+    """Draws Fig. 13 from the runs of S9 over layers and heads."""
     return fig13(runs_of(regression.size_runs(seeded(lab)).values()))
 
 
 def lab_fig14(lab: Lab) -> Figure:
+    """Draws Fig. 14 from the runs of S9 with random and with fixed positions."""
     lab = seeded(lab)
     plain = regression.regression(lab, regression.grid_of(lab).ablated)
     return fig14(runs_of([plain], regression.fixed_runs(lab).values()))
 
 
 def lab_fig15(lab: Lab) -> Figure:
+    """Draws Fig. 15 from S9's runs of Adam and of SGD."""
     return fig15(runs_of(*regression.optimizer_runs(seeded(lab)).values()))
 
 
 def lab_fig17(lab: Lab) -> Figure:
+    """Draws Fig. 17 from the run of S10 with most pairs, of its first seed."""
     grid = recall.grid_of(lab)
     return fig17(next(iter(recall.recall(lab, grid.vary_pairs[-1]).values())))

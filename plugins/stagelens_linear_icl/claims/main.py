@@ -97,6 +97,8 @@ class ScalarEquation(Claim):
 
 
 class Alignment(Claim):
+    """Compares keys and queries with the eigenvectors, on the plateau after each drop."""
+
     id, title, reference = "L3", "after each drop a head's key and query point along the next eigenvector", "Fig. 1c"
 
     def checks(self, lab: Lab) -> Iterable[Check]:
@@ -149,6 +151,8 @@ class FixedPoints(Claim):
 
 
 class ComponentRegression(Claim):
+    """Compares the model's predictions with Eq. 8 on each plateau."""
+
     id, title, reference = "L5", "on a plateau the model is principal component regression in context", "Eq. 8"
 
     def checks(self, lab: Lab) -> Iterable[Check]:
@@ -160,6 +164,8 @@ class ComponentRegression(Claim):
 
 
 class LinearConservation(Claim):
+    """Judges the drift in the flow, for ranks 1 and 2. The drift of descent is reported."""
+
     id, title, reference = "L11", "training conserves k.k - q.q and k.k - v^2 in each head", "Eqs. 44, 50"
 
     def checks(self, lab: Lab) -> Iterable[Check]:

@@ -65,6 +65,8 @@ class Ranks(Claim):
 
 
 class Softmax(Claim):
+    """Counts the drops of the training loss of softmax attention."""
+
     id, title, reference = "L7", "softmax attention falls in several drops too", "Fig. 3"
     reason: ClassVar[Mapping[str, str]] = {
         "quick": "size: with 200 sequences no plateau separates the drops of seed 14; the other five seeds have four"
@@ -120,6 +122,8 @@ class Lazy(Claim):
 
 
 class VaryingLength(Claim):
+    """Trains on the next-token loss of Eq. 9 and compares its plateaus with Eq. 12."""
+
     id, title, reference = "L9", "with contexts of varying length the plateaus are those of Eq. 12", "Eqs. 9-12, Fig. 5"
     seeds = 6
 
@@ -132,6 +136,8 @@ class VaryingLength(Claim):
 
 
 class RepeatedEigenvalues(Claim):
+    """Compares the lengths of plateaus between equal eigenvalues, and the levels of all."""
+
     id, title = "L10", "repeated eigenvalues: plateaus of any length, at the same levels"
     reference = "Fig. 9, E.5"
     seeds = 6
@@ -151,6 +157,8 @@ class RepeatedEigenvalues(Claim):
 
 
 class ZeroBlocks(Claim):
+    """Measures how much of the weights descent moves into these blocks, for several sizes of the training set."""
+
     id, title, reference = "L13", "the blocks that start at zero stay near zero, the nearer the more sequences", "E.1"
 
     def checks(self, lab: Lab) -> Iterable[Check]:

@@ -22,6 +22,8 @@ NEAR: dict[str, Any] = {"T": 10, "rtol": 1e-10, "atol": 1e-14, "points": 300}  #
 
 
 class FeaturesInOrder(Claim):
+    """Measures when half of each feature's loss is gone in the flow."""
+
     id, title = "M10", "the flow learns features in the order of their norms, far apart in time"
     reference = "C.6, Fig. 10"
     apart = 2.0  # the least ratio of two times

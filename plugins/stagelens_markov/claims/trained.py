@@ -121,6 +121,8 @@ class CompeteThenCooperate(Claim):
 
 
 class InitializationScale(Claim):
+    """Counts the patterns learned at u = 0, and compares the step of the second pattern between scales."""
+
     id, title = "M4", "identical heads learn one pattern; a larger initialization separates them sooner"
     reference = "Fig. 4 left"
     reason: ClassVar[Mapping[str, str]] = {
@@ -177,6 +179,8 @@ class ImportanceRatio(Claim):
 
 
 class DatasetSize(Claim):
+    """Counts the stages that are reached at the best validation loss, for several sizes of the training set."""
+
     id, title, reference = "M6", "fewer sequences, fewer stages before overfitting", "C.2, Fig. 5"
     reason: ClassVar[Mapping[str, str]] = {
         "quick": "size: the time of I(3) scatters in a small chain; seed 12 has not learned it from the largest set by "
@@ -204,6 +208,8 @@ class DatasetSize(Claim):
 
 
 class FreshData(Claim):
+    """Makes the checks of M1 with fresh sequences at every step."""
+
     id, title, reference = "M7", "fresh data at every step: the same stages", "C.3, Fig. 7"
 
     def checks(self, lab: Lab) -> Iterable[Check]:
@@ -253,6 +259,8 @@ class ReversedOrder(Claim):
 
 
 class WeightDecay(Claim):
+    """Compares the steps at which patterns are learned with and without weight decay."""
+
     id, title, reference = "M9", "weight decay makes almost no difference", "C.5"
     reason: ClassVar[Mapping[str, str]] = {
         "quick": "size: seed 12 of a small chain learns I(3) neither with nor without it by step 900; all times are "

@@ -50,6 +50,7 @@ def spare_heads(lab: Lab) -> Figure:
 
 
 def flow(lab: Lab, heads: int, seed: int) -> Run:
+    """Returns the run of the flow with this number of heads."""
     return lab.run("markov/flow", {"heads": heads, "T": 20}, seed)
 
 
@@ -105,11 +106,13 @@ def _counts(found: Sequence[object], wanted: Iterable[object]) -> str:
 
 
 def as_markdown(rows: Iterable[Sequence[str]]) -> str:
+    """Returns rows as a Markdown table; the first one is the header."""
     head, *body = rows
     return "\n".join(f"| {' | '.join(row)} |" for row in [head, ["---"] * len(head), *body])
 
 
 def main() -> None:
+    """Prints both tables."""
     lab = Lab(make_host(), cache_folder())
     sys.stdout.write(f"{as_markdown(flow_rows(lab))}\n\n{as_markdown(trained_rows(lab))}\n")
 

@@ -29,14 +29,17 @@ def run_of(lab: Lab, task: str, seed: int | None = None, **changes: Any) -> Run:
 
 
 def minimal(lab: Lab, seed: int | None = None, **changes: Any) -> Run:
+    """Returns a run of the minimal model."""
     return run_of(lab, claims.MINIMAL, seed, **changes)
 
 
 def full(lab: Lab, **changes: Any) -> Run:
+    """Returns a run of the full model."""
     return run_of(lab, claims.FULL, **changes)
 
 
 def reversed_order(lab: Lab) -> Run:
+    """Returns the run of M8 of the full model."""
     return full(lab, **claims.ReversedOrder.changes[claims.FULL][lab.budget])
 
 
@@ -72,14 +75,17 @@ def stages_figure(run: Run) -> Figure | None:
 
 
 def fig1(lab: Lab) -> Figure | None:
+    """Draws Fig. 1: the stages of the minimal model."""
     return stages_figure(minimal(lab))
 
 
 def fig2(lab: Lab) -> Figure:
+    """Draws Fig. 2: attention maps of the full model."""
     return attention_figure(full(lab), "Fig. 2: attention of the full model")
 
 
 def fig3(lab: Lab) -> Figure:
+    """Draws Fig. 3: the divergence of the full model from partial predictors and from models of restricted context."""
     figure, ((left, right),) = grid((1, 2), (3.0, 2.2), (2.2, 0.0), margin=(0.65, 0.15, 0.45, 0.5))
     for axis, run in ((left, full(lab)), (right, full(lab, compare="contexts"))):
         draw_divergence(axis, run)
@@ -90,6 +96,7 @@ def fig3(lab: Lab) -> Figure:
 
 
 def fig4(lab: Lab) -> Figure:
+    """Draws Fig. 4: the excess loss for several initialization scales, and for several ratios of importance."""
     longer = LONGER.get(lab.budget, {})
     figure, ((left, right),) = grid((1, 2), (3.3, 2.3), (0.3, 0.0), margin=(0.65, 0.15, 0.7, 0.5), sharey=True)
     draw_excess(left, {f"u = {u:g}": minimal(lab, init_scale=u) for u in SCALES})
@@ -105,6 +112,7 @@ def fig4(lab: Lab) -> Figure:
 
 
 def fig5(lab: Lab) -> Figure:
+    """Draws Fig. 5: the best loss over the number of training sequences, and the stages for each number."""
     sizes = claims.DatasetSize.sizes[lab.budget]
     runs = {n: minimal(lab, train_size=n, compare="contexts", **changes) for n, changes in sizes.items()}
     figure, ((best, *curves),) = grid((1, 1 + len(runs)), (2.0, 2.1), (0.65, 0.0), margin=(0.65, 0.15, 0.95, 0.5))
@@ -127,16 +135,20 @@ def fig5(lab: Lab) -> Figure:
 
 
 def fig6(lab: Lab) -> Figure:
+    """Draws Fig. 6: attention maps with fresh data."""
     return attention_figure(minimal(lab, train_size=0), "Fig. 6: attention, fresh data at every step")
 
 
 def fig7(lab: Lab) -> Figure:
+    """Draws Fig. 7: the stages with fresh data."""
     return curves_figure(minimal(lab, train_size=0), "Fig. 7: the same stages with fresh data")
 
 
 def fig8(lab: Lab) -> Figure:
+    """Draws Fig. 8: attention maps of the full model with reversed order."""
     return attention_figure(reversed_order(lab), "Fig. 8: attention of the full model if the furthest lags matter most")
 
 
 def fig9(lab: Lab) -> Figure:
+    """Draws Fig. 9: the stages of the full model with reversed order."""
     return curves_figure(reversed_order(lab), "Fig. 9: the full model with reversed order, unequal intervals")

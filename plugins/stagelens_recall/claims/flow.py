@@ -18,6 +18,8 @@ FIRST_JUMP = {"betas": [0.1, 0.0, 0.0], "time": 5000.0, "rtol": 1e-12, "atol": 1
 
 
 class DirectionalBias(Claim):
+    """Measures how far w^1 is from span(e_1, 1), and in which direction it moves, in the flow from I_1."""
+
     id = "R3"
     title = "from I_1, the first head moves along e_1 and 1 only, towards its own token"
     reference = "Theorem 3.1a, b"
@@ -33,6 +35,8 @@ class DirectionalBias(Claim):
 
 
 class FirstJump(Claim):
+    """Compares the full flow with Theorem 3.1's two equations, and the time of the jump with either form of Xi."""
+
     id = "R4"
     title = "the first jump follows two equations, with Xi as in the proof and not as in Eq. 4"
     reference = "Theorem 3.1c"
@@ -57,6 +61,8 @@ class FirstJump(Claim):
 
 
 class RecallConservation(Claim):
+    """Compares the drifts of the quantity with either sign of its last term."""
+
     id = "R5"
     title = "f(alpha) - beta^2/4 is conserved, with the proof's sign of the last term"
     reference = "Theorem 3.1d"
@@ -71,6 +77,8 @@ class RecallConservation(Claim):
 
 
 class FirstPlateauLength(Claim):
+    """Fits the exponent of the length in epsilon."""
+
     id = "R6"
     title = "the first plateau lasts O(1/epsilon)"
     reference = "after Theorem 3.1"

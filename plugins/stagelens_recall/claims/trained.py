@@ -32,6 +32,8 @@ NOISE = {"init_scale": 0.001}  # of the initial w, so that seeds differ; well be
 
 
 class StagedPlateaus(Claim):
+    """Compares the plateaus with A.4: their number, their levels, the active heads, and the attention."""
+
     id = "R1"
     title = "staged plateaus, one head and beta at a time"
     reference = "Fig. 1"
@@ -59,6 +61,8 @@ class StagedPlateaus(Claim):
 
 
 class OrderOfBetas(Claim):
+    """Compares the order of learning with the order of the betas, for several orders."""
+
     id = "R2"
     title = "the order of learning is the order of the initial betas"
     reference = "Fig. 4"

@@ -15,6 +15,8 @@ from stagelens_rich.theory import Setting
 
 
 class Balance(Claim):
+    """Measures the drift in the flow, from equal and from different initial weights."""
+
     id = "G3"
     title = "w_Q^2 - w_K^2 is conserved"
     reference = "Lemma 3"
@@ -76,6 +78,8 @@ def _value_alone(s: Setting) -> float:
 
 
 class Convergence(Claim):
+    """Fits the decay of both losses in the flow after T_III."""
+
     id = "G6"
     title = "the 4-gram converges as 1/t, the induction head exponentially"
     reference = "Theorem 4, phase IV"

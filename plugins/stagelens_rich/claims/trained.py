@@ -123,6 +123,8 @@ class PreviousToken(Claim):
 
 
 class Growth(Claim):
+    """Fits log w_KQ over time on the plateau, in the flow and under SGD."""
+
     id = "G5"
     title = "w_KQ grows exponentially on the plateau"
     reference = "Theorem 4, phases II and III"
@@ -145,6 +147,8 @@ class Growth(Claim):
 
 
 class BooleanTokens(Claim):
+    """Makes the checks of the phases with tokens +1 and -1."""
+
     id = "G8"
     title = "Boolean tokens: the same order and phases"
     reference = "Fig. 3"

@@ -191,6 +191,7 @@ def source_of(kind: type[Any]) -> Path:
 
 @cache
 def find_source(package: str) -> Path:
+    """Returns the directory of an importable package. The package is not imported."""
     spec = find_spec(package)
     if spec is None or spec.origin is None:
         raise StagelensError(f"package {package!r} has no source to tell whether it changed")

@@ -15,6 +15,8 @@ from stagelens.cli.output import answering
 
 
 class Group(TyperGroup):
+    """The group of all commands. It prepares each command when it is looked up."""
+
     def get_params(self, ctx: Any) -> list[Any]:
         return [_skipping_converters(parameter) for parameter in super().get_params(ctx)]
 

@@ -171,14 +171,17 @@ def visible(text: str) -> str:
 
 
 def note(text: str) -> None:
+    """Prints a note of one line to stderr."""
     typer.echo(f"note: {one_line(text)}", err=True)
 
 
 def warn(text: str) -> None:
+    """Prints a warning of one line to stderr, in yellow."""
     typer.secho(f"warning: {one_line(text)}", fg="yellow", err=True)
 
 
 def complain(text: str) -> None:
+    """Prints an error of one line to stderr."""
     typer.secho("error: ", fg="red", bold=True, err=True, nl=False)
     typer.echo(one_line(text), err=True)
 

@@ -30,6 +30,8 @@ class Plugin:
 
 
 class Named(Protocol):
+    """Something that is imported on first use, by `load`."""
+
     def load(self) -> Any: ...
 
 

@@ -72,6 +72,7 @@ armed = _watch.armed  # around many calls
 
 
 def can_ring() -> bool:
+    """True if the time of a call can be limited: in the main thread, on systems with interval timers."""
     return hasattr(signal, "setitimer") and threading.current_thread() is threading.main_thread()
 
 

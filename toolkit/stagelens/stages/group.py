@@ -29,6 +29,8 @@ class GroupTransition:
 
 @dataclass(frozen=True)
 class StageGroup:
+    """The transitions that a group of series shares, and the stages of each series."""
+
     transitions: tuple[GroupTransition, ...]
     series: tuple[Stages, ...]
 

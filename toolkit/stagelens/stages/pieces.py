@@ -47,6 +47,7 @@ class Fit:
 
 
 def fit(u: Array, v: Array) -> Fit:
+    """Returns the straight pieces of a curve, and its noise with the autocorrelation that needs the fewest bits."""
     rough = roughness(u, v)
     middle = running_median(v, min(5, len(v) - 1 + len(v) % 2))
     v = np.where(np.abs(v - middle) > SPIKE * rough, middle, v)

@@ -247,6 +247,7 @@ def check_columns(plan: SweepPlan, columns: Sequence[str]) -> None:
 
 
 def column_value(plan: SweepPlan, point: Point, column: str) -> float:
+    """Returns the value of a column of the fit at a grid point: a feature of the task, or a config key."""
     features = plan.kind(point.config, point.seed).features()
     return float(features[column] if column in features else setting_at(point.config, column))
 

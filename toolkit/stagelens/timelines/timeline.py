@@ -52,6 +52,7 @@ class Column:
 
 
 def label_of(labels: Sequence[str], code: float) -> str:
+    """Returns the label of a code; the code itself as text if it has none."""
     return labels[int(code)] if 0 <= code < len(labels) and code == int(code) else f"{code:g}"
 
 
