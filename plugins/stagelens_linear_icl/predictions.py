@@ -12,6 +12,7 @@ from stagelens.timelines import first_crossing
 from stagelens_linear_icl import theory
 from stagelens_linear_icl.flow import WeightPath, flow_path
 
+POINTS = 5000  # of the flow: between them its loss is a straight line, which is off by at most 0.1% of the loss's range
 JUST_LEARNED = 0.9  # learned fraction of an eigenvector at t_d of Fig. 6, just after the d-th drop
 
 
@@ -44,7 +45,7 @@ class FlowReference(WeightPath):
     @classmethod
     def of(cls, problem: theory.Problem, end: float) -> FlowReference:
         """Integrates the flow until time `end`, in units of tau."""
-        path = flow_path(problem, problem.start(), recording_times(end, log=800), rtol=1e-7)
+        path = flow_path(problem, problem.start(), recording_times(end, log=POINTS), rtol=1e-7)
         return cls(problem, path.times, path.loss, path.weights)
 
     def drop_time(self, d: int) -> float | None:

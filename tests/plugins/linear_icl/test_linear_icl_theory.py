@@ -22,7 +22,8 @@ from stagelens_linear_icl.data import (
 from stagelens_linear_icl.flow import LinearFlow, descend, gradient_flow, largest_rate
 from stagelens_linear_icl.losses import exact_loss, loss_of, rates, sharpness
 from stagelens_linear_icl.model import InContextRegressor, SeparateAttention, initial_weights, product, stack
-from stagelens_linear_icl.predictions import ValueCurve
+from stagelens_linear_icl.predictions import FlowReference, ValueCurve
+from stagelens_linear_icl.tasks import Separate
 
 LAM = np.array([0.4, 0.3, 0.2, 0.1])
 N = 31
@@ -202,3 +203,14 @@ def test_the_curve_of_a_head_starts_at_its_value_and_settles_with_its_sign():
         np.testing.assert_allclose(found[[0, 1, 3]], sign * np.array([0.3, 0.3, settled]), rtol=1e-6)
         elapsed = [theory.value_time(np.abs(v), problem.lam, 1, problem.inverse_length) for v in found[1:3]]
         assert elapsed[1] - elapsed[0] == pytest.approx(5.0, rel=1e-5)  # Eq. 37
+
+
+@pytest.mark.parametrize(("lr", "steps"), [(0.5, 8000), (0.02, 10_000)])
+def test_the_predicted_loss_is_that_of_the_flow_at_every_step(lr, steps):
+    task = Separate(Separate.Config(lr=lr, steps=steps))
+    curve = FlowReference.of(task, 2 * lr * steps).loss_curve(2 * lr).expected
+    measured = np.arange(1, steps + 1, 7)
+    times = np.append(0.0, 2 * lr * measured)
+    weights = gradient_flow(task.start(), task.population, times, rtol=1e-10)
+    exact = loss_of(product(weights), task.population)
+    np.testing.assert_allclose(curve(measured), exact[1:], atol=1e-3 * np.ptp(exact))  # it was off by 12e-3
