@@ -23,6 +23,12 @@ TABLE_1 = {
 }
 
 
+SOURCES = {  # of TABLE_1 and of the configs' defaults
+    "Table 1": ("layers", "heads", "d_model", "d_head", "mlp_factor", "optimizer", "lr", "batch_size"),
+    "a guess: the paper does not state it": ("init", "eval_size"),
+}
+
+
 def check_data(T: int, d: int, B: int, p: float) -> None:
     """Raises ValueError if T, d, B or p is out of range."""
     for name, value, what in (("T", T, "tokens in a sequence"), ("d", d, "dimensions of a token")):

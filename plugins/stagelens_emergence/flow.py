@@ -37,6 +37,10 @@ class ReducedFlow(Flow):
         "fig8": {"points": 2000},
         "fig10": {"p": 0.1},
     }
+    sources: ClassVar[Mapping[str, Sequence[str]]] = {
+        "Fig. 1": ("T", "d"),
+        "ours": ("points", "rtol", "atol"),
+    }
 
     @cached_property
     def problem(self) -> ReducedModel:

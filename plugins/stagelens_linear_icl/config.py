@@ -44,6 +44,19 @@ PAPER: dict[str, Any] = {"H": 5, "P": 5000, "whiten": True, "steps": 10_000} | p
 PAPER_EIGHT: dict[str, Any] = EIGHT | {"P": 80_000, "whiten": True, "steps": 50_000} | published(0.005, D=8, H=9)
 
 
+PUBLISHED = {  # the sources of PAPER that all tasks share
+    "caption of Fig. 1": ("D", "N", "spectrum"),
+    "README of the authors' code; the caption has 4": ("H",),
+    "README and net.py of the authors' code (commit c72d400), converted from a sum over the context": ("w_init",),
+    "a guess: normal as in Eq. 20; that net.py has a constant of this size": ("value_init",),
+}
+TRAINED = PUBLISHED | {
+    "README of the authors' code, the rate converted from a sum over the context": ("steps", "lr"),
+    "config.py of the authors' code": ("P",),
+    "data.py of the authors' code": ("whiten",),
+}
+
+
 class ProblemConfig(Config):
     """The regression problem and the attention layer of sections 2.1 and 2.2."""
 

@@ -18,7 +18,7 @@ from stagelens import Flow, Prediction, Reading
 from stagelens.experiments import Config, Floats, State, recording_times, solve
 from stagelens.timelines import first_crossing
 from stagelens_linear_icl import theory
-from stagelens_linear_icl.config import PAPER, ProblemFlowConfig
+from stagelens_linear_icl.config import PAPER, PUBLISHED, ProblemFlowConfig
 from stagelens_linear_icl.data import RegressionMoments
 from stagelens_linear_icl.losses import Pairs, as_heads, as_pairs, gradients, loss_of, rates, sharpness
 from stagelens_linear_icl.model import HeadWeights, product, stack
@@ -202,6 +202,10 @@ class LinearFlow(theory.Problem, Flow):
         "quick": {"time": 8000},
         "paper": {"time": 2 * PAPER["lr"] * PAPER["steps"], "points": 1000}
         | {key: PAPER[key] for key in ("H", "w_init", "value_init")},
+    }
+    sources: ClassVar[Mapping[str, Sequence[str]]] = PUBLISHED | {
+        "the steps and the rate of the authors' README": ("time",),
+        "ours": ("points",),
     }
 
     def initial(self) -> State:

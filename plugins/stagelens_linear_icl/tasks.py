@@ -21,6 +21,7 @@ from stagelens_linear_icl.config import (
     PAPER,
     PAPER_EIGHT,
     REPEATED,
+    TRAINED,
     SeparateConfig,
     SequencesConfig,
     TrainedProblemConfig,
@@ -116,6 +117,7 @@ class Separate(TrainedProblem):
         "fig8": FIG2 | {"R": 3},
         "fig9": REPEATED,
     }
+    sources: ClassVar[Mapping[str, Sequence[str]]] = TRAINED
 
     @cached_property
     def moments(self) -> RegressionMoments:
@@ -168,6 +170,9 @@ class RawSequences(TrainedProblem):
         "quick": {"P": 1000, "batch_size": 1000, "eval_size": 1000},
         "paper": PAPER | {"batch_size": 5000},  # full batches, as the authors' train.py
         "fig3": {"attention": "softmax", "blocks": "zero", "P": 500, "batch_size": 500, "w_init": 0.05, "lr": 0.5},
+    }
+    sources: ClassVar[Mapping[str, Sequence[str]]] = TRAINED | {
+        "train.py of the authors' code: full batches": ("batch_size",)
     }
 
     def build_model(self) -> InContextRegressor:

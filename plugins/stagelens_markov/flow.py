@@ -27,6 +27,11 @@ class RegressionFlow(Flow):
     title = "the gradient flow of the regression variant: heads compete for one position, then separate"
     Config: ClassVar[type[Config]] = MarkovFlowConfig
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {"quick": {}, "paper": {"time": 1e5, "points": 2000}}
+    sources: ClassVar[Mapping[str, Sequence[str]]] = {
+        "C.6": ("h", "T", "m", "eps"),
+        "a guess: Table 1's; C.6 gives none": ("b0",),
+        "ours": ("time", "points"),
+    }
 
     @cached_property
     def scales(self) -> Floats:

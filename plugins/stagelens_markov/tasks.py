@@ -23,6 +23,13 @@ from stagelens_markov.model import MinimalTransformer, restrict_context
 # Tables 2 and 3; `patience` is ten passes of three batches.
 PAPER = {"steps": 2000, "batch_size": 3000, "lr": 0.003, "train_size": 9000, "eval_size": 3000, "patience": 30}
 
+SOURCES = {  # of the values of PAPER, and of the configs' defaults
+    "Table 1": ("d", "h", "m", "b0", "T", "train_size", "eval_size"),
+    "Table 2": ("steps", "batch_size", "lr", "weight_decay", "clip"),
+    "Table 4": ("intervals",),
+    "a guess: Table 2's patience of 10 counts passes over the training set": ("patience",),
+}
+
 Reference = Callable[[Tensor], Tensor]  # tokens [n, w + T] -> log probabilities
 
 
@@ -146,6 +153,9 @@ class Minimal(OnTheChain):
         | {"steps": 1200},
         "paper": PAPER | {"init_scale": 1.0},
     }
+    sources: ClassVar[Mapping[str, Sequence[str]]] = SOURCES | {
+        "a guess: the full model's scale (Table 3); C.1 gives no u for Fig. 1": ("init_scale",)
+    }
     without: ClassVar[Mapping[str, str]] = {
         "qk_alignment": "each head has one matrix of scores, without keys and queries of its own",
     }
@@ -171,6 +181,10 @@ class Full(OnTheChain):
         "quick": {"d": 20, "T": 4, "b0": 7.5, "intervals": [[1, 2], [3, 4], [5, 6]], "d_model": 63, "d_mlp": 32}
         | {"steps": 600, "batch_size": 500, "lr": 0.003, "train_size": 9000, "eval_size": 500, "init_scale": 0.1},
         "paper": PAPER,
+    }
+    sources: ClassVar[Mapping[str, Sequence[str]]] = SOURCES | {
+        "Table 3": ("d_model", "d_mlp", "dropout"),
+        "a guess: Table 3's scale of 1 is TransformerLens' own start": ("init_scale",),
     }
 
     def metrics(self, output: Tensor, batch: Tensor) -> dict[str, Tensor]:

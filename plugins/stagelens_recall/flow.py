@@ -27,6 +27,11 @@ class RecallFlow(Flow):
         "quick": {"points": 2000},  # several within each jump
         "paper": {"time": 1e5, "points": 10_000},
     }
+    sources: ClassVar[Mapping[str, Sequence[str]]] = {
+        "A.6": ("order", "responses"),
+        "a guess": ("betas",),
+        "ours": ("time", "points"),
+    }
 
     @property
     def first_jump(self) -> bool:

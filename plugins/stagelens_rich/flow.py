@@ -32,6 +32,10 @@ class RichFlow(Flow):
     title = "the gradient flow of the second layer on the closed-form losses"
     Config: ClassVar[type[Config]] = RichFlowConfig
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {"quick": {}, "paper": {"points": 4000}, "scaling": {}}
+    sources: ClassVar[Mapping[str, Sequence[str]]] = {
+        "Fig. 1": ("L", "alpha_star", "w_star", "sigma_init"),
+        "ours": ("points",),
+    }
     metric: ClassVar[str] = "induction_decades"
 
     @property

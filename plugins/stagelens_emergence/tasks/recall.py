@@ -13,7 +13,7 @@ from stagelens import Schedule
 from stagelens.base import derive
 from stagelens.experiments import Config
 from stagelens.models import HookedRootModule
-from stagelens_emergence.config import TABLE_1, KeyValueConfig
+from stagelens_emergence.config import SOURCES, TABLE_1, KeyValueConfig
 from stagelens_emergence.data.transformers import KeyValueBatch, KeyValueEvalBatch, sample_recall
 from stagelens_emergence.model import build_causal
 from stagelens_emergence.tasks.transformers import TransformerTask
@@ -36,9 +36,12 @@ class KeyValueRecall(TransformerTask):
     Config: ClassVar[type[Config]] = KeyValueConfig
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {
         "quick": {},
-        # Table 1; pairs and tokens: Fig. 17; norm: 3.2 (Table 1 has none). The steps are ours. Fig. 4 right tunes
-        # lr over 1e-5, 3e-5, 1e-4.
         "paper": TABLE_1 | {"pairs": 32, "tokens": 256, "layers": 4, "norm": True, "steps": 50_000},
+    }
+    sources: ClassVar[Mapping[str, Sequence[str]]] = SOURCES | {
+        "Fig. 17": ("pairs", "tokens"),
+        "section 3.2; Table 1 has none": ("norm",),
+        "a guess: D.3's largest number of steps": ("steps",),
     }
     probes: ClassVar[Sequence[str]] = ("key_value",)
 

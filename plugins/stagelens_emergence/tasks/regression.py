@@ -12,7 +12,7 @@ from stagelens import Group, Schedule
 from stagelens.base import derive, generator
 from stagelens.experiments import Config
 from stagelens.models import HookedRootModule
-from stagelens_emergence.config import TABLE_1, RegressionConfig
+from stagelens_emergence.config import SOURCES, TABLE_1, RegressionConfig
 from stagelens_emergence.data.toy import target_weights
 from stagelens_emergence.data.transformers import RegressionBatch, relevant_keys, sample_positions, sample_regression
 from stagelens_emergence.losses import half_error
@@ -36,8 +36,13 @@ class Regression(TransformerTask):
     Config: ClassVar[type[Config]] = RegressionConfig
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {
         "quick": {},
-        # Table 1; T: Fig. 3's default; steps: D.3. d is ours: Fig. 3 varies it. Fig. 3 right tunes lr over 1e-4, 3e-4.
         "paper": TABLE_1 | {"T": 256, "d": 64, "steps": 50_000},
+    }
+    sources: ClassVar[Mapping[str, Sequence[str]]] = SOURCES | {
+        "Fig. 3": ("T",),
+        "B.1": ("position", "feature"),
+        "a guess: Fig. 3 varies it": ("d",),
+        "a guess: D.3's largest number of steps": ("steps",),
     }
     probes: ClassVar[Sequence[str]] = ("relevant_attention", "plateau_length")
     without: ClassVar[Mapping[str, str]] = {

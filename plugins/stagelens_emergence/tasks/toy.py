@@ -44,6 +44,12 @@ class EmergenceToy(Task):
         # A.3.4: T, d, batch size 32 and learning rate 1 (the defaults), W and W* from N(0, 1/d). The steps are ours.
         "fig9": {"T": 256, "d": 256, "sampled": True, "init_scale": 1.0, "target": "gaussian", "steps": 9000},
     }
+    sources: ClassVar[Mapping[str, Sequence[str]]] = {
+        "Fig. 1": ("T", "d"),
+        "Table 1": ("lr",),
+        "Assumptions 3 and 4": ("target", "init_scale"),
+        "ours": ("steps",),
+    }
     probes: ClassVar[Sequence[str] | None] = ("single_location", "plateau_length")
     without: ClassVar[Mapping[str, str]] = {
         "head_specialization": "the model has one head, and specialization compares heads",

@@ -91,8 +91,12 @@ class Original(OnSequences):
     id = "recall/original"
     title = "the two-layer disentangled attention-only model on sampled sequences"
     Config: ClassVar[type[Config]] = OriginalConfig
-    # A.6 gives the order 4 and |R| = 4 only: optimizer, lr, batches, steps and initial scales of `paper` are guesses.
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {"quick": {"order": 3, "steps": 1500}, "paper": {"lr": 0.005}}
+    sources: ClassVar[Mapping[str, Sequence[str]]] = {
+        "A.6": ("order", "responses"),
+        "section 2.2": ("heads",),
+        "a guess": ("optimizer", "loss", "lr", "steps", "batch_size", "init_scale", "w_scale"),
+    }
     probes: ClassVar[Sequence[str]] = ("recall_circuit",)
 
     def build_model(self) -> HookedRootModule:
@@ -113,8 +117,11 @@ class Standard(OnSequences):
     id = "recall/transformer"
     title = "a standard two-layer attention-only transformer on the same sequences"
     Config: ClassVar[type[Config]] = RecallTransformerConfig
-    # The paper has no such model: all of its numbers are ours.
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {"quick": {"order": 3, "steps": 500}, "paper": {"steps": 5000}}
+    sources: ClassVar[Mapping[str, Sequence[str]]] = {
+        "A.6": ("order", "responses"),
+        "a guess: the paper has no such model": ("heads", "d_model", "positions", "lr", "steps", "batch_size"),
+    }
 
     def build_model(self) -> HookedRootModule:
         from stagelens.models import build_transformer  # needs TransformerLens 3

@@ -39,9 +39,13 @@ class Simplified(Task):
     id = "recall/simplified"
     title = "one head after another learns to match one more token of the query; exact population loss"
     Config: ClassVar[type[Config]] = SimplifiedConfig
-    # A.6 gives the order 4 and |R| = 4, section 3 SGD with momentum, and Fig. 1 attention at times up to 4500, which is
-    # `steps` here. The values of lr, momentum and betas are guesses.
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {"quick": {}, "paper": {"lr": 0.2, "steps": 4500}}
+    sources: ClassVar[Mapping[str, Sequence[str]]] = {
+        "A.6": ("order", "responses"),
+        "section 3": ("loss",),
+        "the last time in Fig. 1": ("steps",),
+        "a guess; section 3 has SGD with momentum": ("lr", "momentum", "betas"),
+    }
     probes: ClassVar[Sequence[str]] = ("recall_circuit",)
 
     def build_model(self) -> HookedRootModule:

@@ -44,10 +44,16 @@ class Text(Task):
             "W": 512,
             "batch_size": 32,
             "lr": 0.1,
-            "own_token": False,  # section 2: R_ij = -inf for i <= j
-            "steps": 1500 * (WIKITEXT_TOKENS // (200 * 32)),  # 1500 epochs
+            "own_token": False,
+            "steps": 1500 * (WIKITEXT_TOKENS // (200 * 32)),
             "eval_size": 32,
         },
+    }
+    sources: ClassVar[Mapping[str, Sequence[str]]] = {
+        "B.1": ("corpus", "vocab", "L", "D", "W", "sigma_init", "batch_size", "lr"),
+        "B.1: 1,500 epochs": ("steps",),
+        "section 2: R_ij = -infinity for i <= j": ("own_token",),
+        "ours": ("eval_size",),
     }
     probes: ClassVar[Sequence[str]] = ("position_norms",)
 

@@ -87,6 +87,9 @@ class RichToy(Mixed):
         "quick": {},
         "paper": {"steps": 200_000, "first_steps": 100_000, "batch_size": 1000, "lr": 0.1, "first_lr": 0.1},
     }
+    sources: ClassVar[Mapping[str, Sequence[str]]] = {
+        "B.1": ("L", "alpha_star", "w_star", "sigma_init", "steps", "first_steps", "batch_size", "lr", "first_lr")
+    }
     without: ClassVar[Mapping[str, str]] = {
         "qk_alignment": "keys and queries are single numbers, which have one component by definition"
     }
@@ -165,8 +168,13 @@ class HighDim(Mixed):
     Config: ClassVar[type[Config]] = HighDimConfig
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {
         "quick": {},
-        "paper": {"steps": 100_000, "exact": False, "weights": "vector"},  # B.3 prints W_K, W_Q in R^D
+        "paper": {"steps": 100_000, "exact": False, "weights": "vector"},
         "fig4": {},
+    }
+    sources: ClassVar[Mapping[str, Sequence[str]]] = {
+        "B.3": ("D", "w_star", "sigma_init", "lr"),
+        "B.3, which prints W_K, W_Q in R^D": ("weights",),
+        "B.1": ("L", "alpha_star", "steps", "batch_size", "exact"),
     }
 
     def build_model(self) -> MixedTransformer:

@@ -79,6 +79,7 @@ def describe(host: Host, name: str) -> dict[str, Any]:
         "about": inspect.getdoc(kind) or "",
         "metric": experiment.metric,
         "keys": config_keys(kind.Config, presets),
+        "sources": [{"source": source, "keys": list(keys)} for source, keys in kind.sources.items()],
         "probes": [probe for probe in probe_names(experiment, None, host) if probe not in without],
         "without": without,
         "groups": list(experiment.groups()) if trained else [],
@@ -124,6 +125,8 @@ def _print(described: dict[str, Any]) -> None:
     ]
     output.print_table(["config key", "meaning", "type", "default", *presets], rows)
     output.say("\nA preset's column has the keys that it sets. `stagelens run TASK --set KEY=VALUE` sets one.\n")
+    for one in described["sources"]:
+        output.say(f"preset paper, {', '.join(one['keys'])}: {one['source']}")
     for name, what in LISTS.items():
         output.say(f"{what}: {', '.join(map(str, described[name])) or 'none'}")
     for probe, reason in described["without"].items():

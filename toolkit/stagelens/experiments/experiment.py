@@ -23,6 +23,8 @@ class Experiment(ABC):
     title: ClassVar[str] = ""
     Config: ClassVar[type[Config]]
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {"quick": {}, "paper": {}}
+    # Where the values of the preset `paper` are from: {"Table 1": ("d", "T"), "a guess": ("lr",)}.
+    sources: ClassVar[Mapping[str, Sequence[str]]] = {}
     metric: ClassVar[str] = "loss"  # the series whose stages are reported
     unpredicted: ClassVar[str] = ""  # why there are no `predictions()`, in one sentence
     # How the stages of a run are detected, and what the task expects: axis, min_drop, strength, transitions, levels.
