@@ -81,7 +81,7 @@ def common_grid(axes: Sequence[Floats], points: int = 400) -> Floats:
 
 
 def envelope(grid: Floats, axis: Floats, values: Floats) -> tuple[Floats, Floats]:
-    """(low, high), each [position]: a band with straight edges between the positions `grid` that contains a line.
+    """Returns (low, high), each [position]: a band with straight edges between positions `grid` that contains a line.
 
     The line goes through `values` [point] over `axis` [point] (not decreasing). A point between two positions of the
     grid widens the band at both, so a spike that the grid passes over is inside the band. Without such points the band

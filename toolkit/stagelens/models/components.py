@@ -22,7 +22,7 @@ def sinusoidal_table(n_ctx: int, d_model: int) -> Tensor:
 
 
 def initial_slopes(n_heads: int, slope: float | None) -> Tensor:
-    """float64 [head]: `slope` for all, or Press et al. 2022, Sec. 3: 2^(-8/n), 2^(-16/n), ..., 2^-8."""
+    """Returns float64 [head]: `slope` for all, or 2^(-8/n), 2^(-16/n), ..., 2^-8 (Press et al. 2022, Sec. 3)."""
     if slope is not None:
         return torch.full((n_heads,), slope, dtype=torch.float64)
     return 2.0 ** (-8.0 * torch.arange(1, n_heads + 1, dtype=torch.float64) / n_heads)
@@ -41,7 +41,7 @@ class LinearEmbed(lens.Embed):  # type: ignore[misc]
     """Continuous inputs through `W_E` [d_in, d_model]; with one-hot inputs this is the token embedding."""
 
     def forward(self, inputs: Tensor) -> Tensor:
-        """[batch, pos, d_in] -> [batch, pos, d_model]."""
+        """Maps [batch, pos, d_in] to [batch, pos, d_model]."""
         embedded: Tensor = inputs @ self.W_E
         return embedded
 
@@ -61,7 +61,7 @@ class Attention(lens.Attention):  # type: ignore[misc]
         self.alibi_slope = None if slopes is None else nn.Parameter(slopes.to(cfg.dtype, copy=True))
 
     def calculate_attention_scores(self, q: Tensor, k: Tensor) -> Tensor:
-        """q [batch, query, head, d_head], k [batch, key, head, d_head] -> [batch, head, query, key]."""
+        """Maps q [batch, query, head, d_head] and k [batch, key, head, d_head] to scores [batch, head, query, key]."""
         scores: Tensor = super().calculate_attention_scores(q, k)
         if self.alibi_slope is None and self.own_token:
             return scores
@@ -79,7 +79,7 @@ class Attention(lens.Attention):  # type: ignore[misc]
         return z
 
     def forward(self, *args: Any, **kwargs: Any) -> Tensor:
-        """[batch, pos, d_model], dropped before `hook_attn_out`: that is what joins the residual stream."""
+        """Returns [batch, pos, d_model] after dropout, which comes before `hook_attn_out`."""
         out: Tensor = self.out_dropout(super().forward(*args, **kwargs))
         return out
 
@@ -92,6 +92,6 @@ class MLP(lens.MLP):  # type: ignore[misc]
         self.out_dropout = nn.Dropout(dropout)
 
     def forward(self, x: Tensor) -> Tensor:
-        """[batch, pos, d_model] -> [batch, pos, d_model]."""
+        """Maps [batch, pos, d_model] to [batch, pos, d_model]."""
         out: Tensor = self.out_dropout(super().forward(x))
         return out

@@ -1,6 +1,6 @@
-"""Whether the fused forward path of `stagelens.models.fast_forward` computes what a model's own forward pass computes.
+"""Decides whether the fused forward path of `stagelens.models.fast_forward` equals a model's own forward pass.
 
-Configs, parts, weights and hook points may be changed at any time, so this is asked at every call, and must be cheap.
+Configs, parts, weights and hook points may be changed at any time. So this runs at every call, and must be cheap.
 """
 
 from __future__ import annotations
@@ -161,7 +161,7 @@ def _unknown_of_attention(attn: Any, cfg: Any) -> str:
 
 @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
 def _masks_fully(attn: Any) -> bool:
-    """Whether masked scores become -inf. The buffer is read again only after it was written to or replaced.
+    """Returns True if masked scores become -inf. The buffer is read again only after it was written to or replaced.
 
     True while torch traces, when values cannot be inspected.
     """
@@ -208,7 +208,7 @@ def blocks_of(model: Any) -> list[Any]:
 
 
 def _readable(model: Any, inputs: Tensor) -> bool:
-    """Whether `inputs` have the device, the kind, the shape and a length that the model takes, without padding."""
+    """Returns True if `inputs` have the device, dtype, shape and length that the model takes, without padding."""
     if inputs.device != model.unembed.W_U.device:
         return False
     if type(model.embed) is ours.LinearEmbed:

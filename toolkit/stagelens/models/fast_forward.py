@@ -49,17 +49,17 @@ def logits(model: Any, inputs: Tensor, queries: slice = EVERY, readers: Readers 
 
 
 def _at(queries: slice, x: Tensor, batch: int) -> Tensor:
-    """[batch * pos, d_model] to [batch * query, d_model]."""
+    """Selects the queries: [batch * pos, d_model] to [batch * query, d_model]."""
     return x if queries == EVERY else _sequences(x, batch)[:, queries].flatten(0, 1)
 
 
 def _sequences(x: Tensor, batch: int) -> Tensor:
-    """[batch * pos, n] to [batch, pos, n]; in an empty batch there is no position either."""
+    """Reshapes [batch * pos, n] to [batch, pos, n]; an empty batch has no positions."""
     return x.view(batch, len(x) // max(batch, 1), x.shape[1])
 
 
 def _embedded(model: Any, inputs: Tensor) -> Tensor:
-    """The first residual stream, [batch, pos, d_model]."""
+    """Returns the first residual stream, [batch, pos, d_model]."""
     weight = model.embed.W_E
     x = inputs @ weight if inputs.is_floating_point() else F.embedding(inputs, weight)
     if model.cfg.positional_embedding_type == "standard":

@@ -22,7 +22,7 @@ REMOVED = (
 
 
 def has_hooked_transformer() -> bool:
-    """Whether the installed TransformerLens has HookedTransformer, which version 4 removed."""
+    """Returns True if the installed TransformerLens has HookedTransformer, which version 4 removed."""
     return find_spec("transformer_lens.HookedTransformer") is not None
 
 

@@ -51,7 +51,7 @@ class FastTransformer(HookedTransformer):  # type: ignore[misc]
         cls.shows_readers = cls.forward is FastTransformer.forward
 
     def forward(self, input: Any, return_type: str | None = "logits", *args: Any, **options: Any) -> Any:
-        """As TransformerLens'."""
+        """Does what TransformerLens' `forward` does, on the fused forward path if it covers the call."""
         readers = self.readers
         if args or options or return_type not in ("logits", "loss", "both") or not covered.covers(self, input):
             with self.hooks(fwd_hooks=list(readers.see.items())) if readers.see else nullcontext():
@@ -139,7 +139,7 @@ class Transformer(FastTransformer):
         return (residual, None) if return_shortformer_pos_embed else residual
 
     def to(self, *args: Any, **kwargs: Any) -> Transformer:
-        """As `nn.Module.to`. TransformerLens' own takes one argument, drops a device's index, and prints."""
+        """Does what `nn.Module.to` does. TransformerLens' own takes one argument, drops device indices, and prints."""
         kwargs.pop("print_details", None)
         nn.Module.to(self, *args, **kwargs)
         return self

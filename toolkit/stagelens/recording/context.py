@@ -190,7 +190,7 @@ class ProbeContext:
 
 
 def causal_keys(n_query: int, n_key: int, window: int | None = None) -> Tensor:
-    """bool [query, key]: the keys up to each query's own, or only the last `window` of them.
+    """Returns bool [query, key]: the keys up to each query's own, or only the last `window` of them.
 
     With fewer queries than keys, the last query is at the last key.
     """
@@ -200,7 +200,7 @@ def causal_keys(n_query: int, n_key: int, window: int | None = None) -> Tensor:
 
 
 def lens_visible_keys(model: Any, layer: int | None, n_query: int, n_key: int) -> Tensor:
-    """bool [query, key]: the keys that a layer's queries attend to, by TransformerLens or the model that it bridges."""
+    """Returns bool [query, key]: the keys that a layer's queries see, by TransformerLens or the bridged model."""
     if getattr(getattr(model, "cfg", None), "attention_dir", "causal") != "causal":
         return torch.ones(n_query, n_key, dtype=torch.bool)
     visible = causal_keys(n_query, n_key, None if layer is None else _window(model, layer))
@@ -216,7 +216,7 @@ def _hides_own_token(model: Any, layer: int) -> bool:
 
 
 def _hidden_own_keys(n_query: int, n_key: int) -> Tensor:
-    """bool [query, key]: each query's own key, but not the first key: its query has no other."""
+    """Returns bool [query, key]: each query's own key, except the first key, because its query has no other."""
     query, key = torch.arange(n_key - n_query, n_key)[:, None], torch.arange(n_key)
     return (query == key) & (key > 0)
 

@@ -189,7 +189,7 @@ class Recorder:
 
     @property
     def suspicious(self) -> bool:
-        """Whether the next observation has to be made with a pass for each probe."""
+        """True if the next observation has to be made with a pass for each probe."""
         return self._guard.suspicious
 
     @property

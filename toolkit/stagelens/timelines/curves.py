@@ -73,7 +73,7 @@ class SeriesCurve:
         return label_of(self.labels, value) if self.labels else value
 
     def read(self, timeline: Timeline) -> tuple[NDArray[Any], Floats]:
-        """(steps, values), each [step], at the steps at which the curve was measured."""
+        """Returns (steps, values), each [step], at the steps at which the curve was measured."""
         column, values = timeline.column(self.source), timeline.series(self.source)
         for dim, label in self.place:
             values = values.take([_labels(column, dim).index(label)], axis=1 + column.dims.index(dim))

@@ -59,7 +59,7 @@ class ProbeStates:
 
 
 def _same(one: Mapping[str, tuple[Tensor, int]], other: Mapping[str, tuple[Tensor, int]]) -> bool:
-    """Whether two states have the same tensor objects, none of which was changed in place."""
+    """Returns True if two states have the same tensor objects, none of which was changed in place."""
     return one.keys() == other.keys() and all(
         tensor is other[key][0] and version == other[key][1] for key, (tensor, version) in one.items()
     )

@@ -49,7 +49,7 @@ class _RefusingPadding(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 def _copy(member: Training) -> Training:
-    """The same training, from its start."""
+    """Returns the same training, from its start."""
     return Training(member.task, member.device, member.batches)
 
 

@@ -125,7 +125,7 @@ class Stacked:
             self._buffers[name] = (value, None) if same else (torch.stack([own[name] for own in buffers]), 0)
 
     def _with_gradients(self, batches: _Batches, trained: Sequence[str]) -> Function:
-        """(*parameters, *buffers, *batch) -> losses [seed], and the gradients of the `trained` parameters."""
+        """Returns a function from (*parameters, *buffers, *batch) to losses [seed] and gradients of `trained`."""
         lens = _LossOf(self.task, self.model)
         names = [f"model.{name}" for name in self.state()]
         places = [place for _, place in self.state().values()]

@@ -86,7 +86,7 @@ def unwrapped(model: nn.Module) -> nn.Module:
 
 
 def is_sharded(model: nn.Module) -> bool:
-    """Whether the parameters of `model` are split over processes: by FSDP, tensor parallelism or DeepSpeed's ZeRO-3."""
+    """Returns True if the parameters are split over processes: by FSDP, tensor parallelism or DeepSpeed's ZeRO-3."""
     kinds = {type(parameter).__name__ for parameter in model.parameters()} | {
         type(one).__name__ for one in model.modules()
     }

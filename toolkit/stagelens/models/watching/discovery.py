@@ -79,7 +79,7 @@ class Softmax:
     scores: torch.Size
 
     def made_by(self, shape: torch.Size) -> bool:
-        """Whether matrices of `shape` can be the scores. Heads may be folded into the batch in one of the two."""
+        """Returns True if matrices of `shape` can be the scores. One of the two may have heads in the batch."""
         return shape[-2:] == self.scores[-2:] and shape.numel() == self.scores.numel()
 
 
@@ -208,5 +208,5 @@ class _Arguments:
 
 
 def is_pattern(scores: Tensor, dim: int | None = None, *_: Any, **__: Any) -> bool:
-    """Whether a softmax of `scores` over `dim` can be attention: over the last of three to five dimensions."""
+    """Returns True if a softmax of `scores` over `dim` can be attention: over the last of three to five dimensions."""
     return scores.ndim in DIMENSIONS and dim in (-1, scores.ndim - 1)

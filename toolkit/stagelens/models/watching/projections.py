@@ -40,7 +40,7 @@ Linears = Sequence[tuple[Used, Linear]]
 
 
 def same(a: Tensor, b: Tensor) -> bool:
-    """Whether two tensors of one shape have the same entries, up to the rounding of their dtypes."""
+    """Returns True if two tensors of one shape have the same entries, up to the rounding of their dtypes."""
     if a.shape != b.shape or a.numel() == 0:
         return False
     half = [torch.finfo(x.dtype).eps for x in (a, b) if x.dtype in (torch.bfloat16, torch.float16)]
@@ -50,14 +50,14 @@ def same(a: Tensor, b: Tensor) -> bool:
 
 
 def proportional(a: Tensor, b: Tensor) -> bool:
-    """Whether `b` is `a` times a positive number, up to rounding."""
+    """Returns True if `b` is `a` times a positive number, up to rounding."""
     a, b = a.float(), b.to(a.device).float()
     factor = (a * b).sum() / (a * a).sum().clamp(min=torch.finfo(torch.float32).tiny)
     return bool(factor > 0) and same(a * factor, b)
 
 
 def increasing(a: Tensor, b: Tensor) -> bool:
-    """Whether the entries of `b` along the last dimension are in the order of those of `a`, as after a softcap."""
+    """Returns True if the entries of `b` along the last dimension are in the order of those of `a` (a softcap)."""
     return a.shape == b.shape and bool((b.gather(-1, a.argsort(dim=-1)).diff(dim=-1) >= 0).all())
 
 

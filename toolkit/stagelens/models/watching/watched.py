@@ -161,7 +161,7 @@ class Watched(HookedRootModule):  # type: ignore[misc]
         return on_own_model
 
     def visible_keys(self, layer: int, n_query: int, n_key: int) -> Tensor:
-        """bool [query, key]: the keys that the queries of a layer can attend to."""
+        """Returns bool [query, key]: the keys that the queries of a layer can attend to."""
         return self.layers[layer].visible(n_query, n_key)
 
     @property
