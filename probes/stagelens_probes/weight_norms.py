@@ -35,25 +35,26 @@ def has_heads(name: str, parameter: Tensor, context: ProbeContext) -> bool:
     return last in HEAD_BIASES or (in_attention and parameter.ndim >= 3)
 
 
-def head_matrices(context: ProbeContext) -> list[dict[str, Tensor]] | str:
-    """Returns W_Q, W_K, W_V [head, d_model, d_head] and W_O [head, d_head, d_model] of each layer, or why not.
+def head_matrices(context: ProbeContext, one: str, other: str) -> list[tuple[Tensor, Tensor]] | str:
+    """Returns two matrices [head, ...] of each layer, such as W_Q and W_K, or why not.
 
-    If heads share keys and values, W_K and W_V have fewer heads. A model of one's own may have matrices of these names
-    in another layout. So they count only if the model has `cfg.d_model`, or is watched.
+    W_Q, W_K and W_V are [head, d_model, d_head], W_O is [head, d_head, d_model]. If heads share keys and values, W_K
+    and W_V have fewer heads. A model of one's own may have matrices of these names in another layout. So they count
+    only if the model has `cfg.d_model`, or is watched.
     """
     found = []
     for site in context.sites(PATTERN):
         attention = submodule(context.model, site.name.rpartition(".")[0])
-        named = {name: getattr(attention, name, None) for name in ("W_Q", "W_K", "W_V", "W_O")}
-        matrices = {name: w for name, w in named.items() if isinstance(w, Tensor) and w.ndim == 3}
-        if len(matrices) < len(named):
+        pair = [w for name in (one, other) if isinstance(w := getattr(attention, name, None), Tensor) and w.ndim == 3]
+        if len(pair) < 2:
             break
-        d_model = matrices["W_Q"].shape[1]
+        d_model = pair[0].shape[1]
         if d_model != getattr(context.model.cfg, "d_model", d_model if is_watched(context) else None):
             break
-        found.append(matrices)
+        found.append((pair[0], pair[1]))
     if not found or len(found) < len(context.sites(PATTERN)):
-        return "the layers do not have W_Q, W_K and W_V as [head, d_model, d_head] and W_O as [head, d_head, d_model]"
+        layout = "[head, d_head, d_model]" if other == "W_O" else "[head, d_model, d_head]"
+        return f"the layers do not have {one} as [head, d_model, d_head] and {other} as {layout}"
     return found
 
 
@@ -114,13 +115,15 @@ class WeightNorms(Probe):
 
 def _of_products(context: ProbeContext) -> Iterable[Reading | Omitted]:
     """Yields `qk_norm` = |W_Q W_K^T| and `ov_norm` = |W_V W_O|, [layer, head], or why they are omitted."""
-    matrices = head_matrices(context)
-    if isinstance(matrices, str):
-        yield from (Omitted(name, matrices) for name in ("qk_norm", "ov_norm"))
-        return
     coords = {"layer": layers(dict.fromkeys(context.sites(PATTERN)))}
-    yield Reading("qk_norm", _by_layer([(w["W_Q"], w["W_K"]) for w in matrices]), ("layer", "head"), coords)
-    yield Reading("ov_norm", _by_layer([(w["W_O"].mT, w["W_V"]) for w in matrices]), ("layer", "head"), coords)
+    for name, one, other in (("qk_norm", "W_Q", "W_K"), ("ov_norm", "W_V", "W_O")):
+        pairs = head_matrices(context, one, other)
+        if isinstance(pairs, str):
+            yield Omitted(name, pairs)
+            continue
+        if name == "ov_norm":
+            pairs = [(w_o.mT, w_v) for w_v, w_o in pairs]  # the first of a pair has all heads
+        yield Reading(name, _by_layer(pairs), ("layer", "head"), coords)
 
 
 def _by_layer(pairs: list[tuple[Tensor, Tensor]]) -> Tensor:

@@ -205,6 +205,9 @@ def hugging_face(kind: str, attention: str = "sdpa", seed: int = 0) -> Any:
         "cohere": lambda: transformers.CohereForCausalLM(
             transformers.CohereConfig(**sizes, pad_token_id=0, bos_token_id=0, eos_token_id=0)
         ),
+        "qwen3": lambda: transformers.Qwen3ForCausalLM(
+            transformers.Qwen3Config(**sizes, num_key_value_heads=2, head_dim=8)
+        ),
         "headless": lambda: transformers.LlamaModel(transformers.LlamaConfig(**sizes)),
         "gpt_oss": lambda: transformers.GptOssForCausalLM(
             transformers.GptOssConfig(**sizes, num_key_value_heads=2, head_dim=8, num_local_experts=4)

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 import stagelens as sl
+from kit.own_models import hugging_face, tokens_like_text
 from kit.probe_models import (
     PositionalToy,
     Written,
@@ -232,7 +233,22 @@ def test_a_watched_model_has_the_norms_of_its_products():
 
 def test_matrices_in_another_layout_have_no_products():
     _, omitted = omissions(Matrices(), "weight_norms", torch.randn(2, 6, 4))
-    assert "[head, d_model, d_head]" in omitted["qk_norm"] and omitted["qk_norm"] == omitted["ov_norm"]
+    assert (
+        omitted["qk_norm"] == "the layers do not have W_Q as [head, d_model, d_head] and W_K as [head, d_model, d_head]"
+    )
+    assert (
+        omitted["ov_norm"] == "the layers do not have W_V as [head, d_model, d_head] and W_O as [head, d_head, d_model]"
+    )
+
+
+def test_models_that_normalize_queries_and_keys_have_the_other_product():
+    model = hugging_face("qwen3")
+    found = measured(model, "weight_norms", tokens_like_text())
+    own = model.model.layers[1].self_attn
+    v, o = own.v_proj.weight.detach().view(2, 8, 32), own.o_proj.weight.detach().view(32, 4, 8)
+    expected = [torch.linalg.matrix_norm(v[head // 2].T @ o[:, head].T).item() for head in range(4)]
+    np.testing.assert_allclose(found["ov_norm"][1], expected, rtol=1e-5)
+    assert "qk_norm" not in found
 
 
 def test_the_distance_is_from_the_first_measurement_also_after_a_resume():

@@ -51,6 +51,8 @@ def same(a: Tensor, b: Tensor) -> bool:
 
 def proportional(a: Tensor, b: Tensor) -> bool:
     """Returns True if `b` is `a` times a positive number, up to rounding."""
+    if a.shape != b.shape:
+        return False
     a, b = a.float(), b.to(a.device).float()
     factor = (a * b).sum() / (a * a).sum().clamp(min=torch.finfo(torch.float32).tiny)
     return bool(factor > 0) and same(a * factor, b)
