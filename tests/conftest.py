@@ -59,18 +59,21 @@ def pytest_configure(config):
 
 # The files that take longest, in CPU seconds. Workers get whole files; with these first, both end at the same time.
 LONGEST = (
-    "training/test_seeds_together.py",
     "project/test_docs.py",
+    "project/test_golden.py",
+    "training/test_seeds_together.py",
     "plugins/test_every_run.py",
-    "plugins/test_every_answer.py",
+    "cli/test_commands.py",
     "host/test_installed_plugins.py",
     "sweeps/test_executors.py",
+    "project/test_frozen_plugin.py",
     "project/test_notebooks.py",
-    "project/test_golden.py",
+    "project/test_built.py",
+    "project/test_surface.py",
     "training/test_resume.py",
     "training/test_faults.py",
     "claims/test_verifying.py",
-    "project/test_frozen_plugin.py",
+    "plugins/test_every_answer.py",
 )
 
 

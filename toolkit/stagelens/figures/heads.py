@@ -49,11 +49,11 @@ def looks(dims: Sequence[str], shape: Sequence[int], labels: Sequence[str], laye
     return [Look({"color": colours[layer]} | THIN, f"layer {names[layer]}") for layer in number]
 
 
-def most_changing(values: Any, labels: Sequence[str], most: int = len(COLOURS) - 1) -> list[Look]:
-    """Returns a look for each line of `values` [line, step]: the `most` that change most are named, the others grey."""
+def most_changing(values: Any, labels: Sequence[str]) -> list[Look]:
+    """Returns a look for each line of `values` [line, step]: those that change most are named, the others are grey."""
     finite = np.where(np.isfinite(values), values, np.nan)
     span = np.nan_to_num([np.ptp(line[~np.isnan(line)]) if (~np.isnan(line)).any() else 0.0 for line in finite])
-    named = np.sort(np.argsort(-span, kind="stable")[:most]).tolist()
+    named = np.sort(np.argsort(-span, kind="stable")[: len(COLOURS) - 1]).tolist()
     found = [Look({"color": "0.72"} | THIN | {"zorder": 1}, f"{len(labels) - len(named)}{OTHERS}")] * len(labels)
     for number, index in enumerate(named):
         found[index] = Look(line_style(number), labels[index])

@@ -36,16 +36,15 @@ CAPTIONS = {
 }
 
 
-def write_report(run: Run, path: Path | None = None, claims: Sequence[dict[str, Any]] | None = None) -> Path:
+def write_report(run: Run, path: Path | None = None) -> Path:
     """Writes the HTML report of `run` and returns its path: in the run's directory with its figures, or at `path`.
 
-    A figure whose code in the plugin fails is left out; `run.noted` says why. `claims` are results as
-    `stagelens verify --json` prints them. Default: those of the run's plugin as last verified.
+    A figure whose code in the plugin fails is left out; `run.noted` says why. The claims of the run's plugin are shown
+    as they were last verified.
     """
     from stagelens.figures import write_figures
 
-    if claims is None:
-        claims = [result.to_dict() for result in last_results(run.manifest.plugin)]
+    claims = [result.to_dict() for result in last_results(run.manifest.plugin)]
     if path is None:
         path = run.folder / FILE
         write_text(path, report_page(run, write_figures(run), claims))

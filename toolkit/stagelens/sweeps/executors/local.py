@@ -26,13 +26,12 @@ PATIENCE = 10.0  # seconds that a worker has to write its checkpoint when it is 
 class Local:
     """Runs jobs in `workers` processes, each with its fraction of the cores and, if there are several, one of the GPUs.
 
-    A job whose worker dies is repeated `retries` times.
+    A job whose worker dies is repeated `RETRIES` times.
     """
 
-    def __init__(self, workers: int | None = None, retries: int = RETRIES) -> None:
+    def __init__(self, workers: int | None = None) -> None:
         self.workers = workers or cores()
         self.threads = threads_each(self.workers)
-        self.retries = retries
 
     def run(self, jobs: Sequence[Job]) -> Generator[tuple[Job, Outcome]]:
         waiting = deque((job, 0) for job in jobs)
@@ -49,7 +48,7 @@ class Local:
                     outcome = worker.answer()
                     if outcome is None or outcome.interrupted:  # it died, or another process stopped it
                         team[team.index(worker)] = _Worker(self.threads, worker.gpu)
-                        if job is not None and tries < self.retries:
+                        if job is not None and tries < RETRIES:
                             waiting.appendleft((job, tries + 1))
                             continue
                         outcome = _death(worker, tries + 1, job)

@@ -41,18 +41,10 @@ DEATHS = r"worker died or was killed while executing a task|^Task perform\w* fai
 class OnRay:
     """Runs jobs as ray tasks. Their runs are written to a `shared` directory, or `returned` and written here."""
 
-    def __init__(
-        self,
-        workers: int | None = None,
-        address: str | None = None,
-        results: str = "shared",
-        retries: int = RETRIES,
-        time_limit: float = TIME_LIMIT,
-    ) -> None:
+    def __init__(self, workers: int | None = None, address: str | None = None, results: str = "shared") -> None:
         if results not in RESULTS:
             raise unknown("way of results", results, RESULTS)
-        self.address, self.results, self.retries, self.time_limit = address, results, retries, time_limit
-        self.workers = workers
+        self.workers, self.address, self.results = workers, address, results
         self.threads = threads_each((workers or cores()) if address is None else cores())
 
     def run(self, jobs: Sequence[Job]) -> Generator[tuple[Job, Outcome]]:
@@ -104,13 +96,13 @@ class OnRay:
         if gpus > there.get("GPU", 0):  # ray would wait for one forever
             raise UsageError(f"--device {device}: the ray cluster has no GPU; give auto or cpu, or add a node with one")
         asked = {"num_cpus": self.threads, "num_gpus": gpus}
-        return asked | {"max_retries": self.retries, "runtime_env": {"env_vars": variables}}
+        return asked | {"max_retries": RETRIES, "runtime_env": {"env_vars": variables}}
 
     def _outcome(self, ray: Any, reference: Any, job: Job) -> Outcome:
         try:
             outcome: Outcome = ray.get(reference)
         except ray.exceptions.RayError as error:
-            died = f"its worker died {self.retries + 1} times" if _is_death(ray, error) else "ray could not run it"
+            died = f"its worker died {RETRIES + 1} times" if _is_death(ray, error) else "ray could not run it"
             return Outcome(errors=dict.fromkeys(job.seeds, f"{died}: {' '.join(str(error).split())[:160]}"))
         if outcome.archive:
             unpack(outcome.archive, Path(job.folder))
@@ -119,7 +111,7 @@ class OnRay:
     def _connect(self, ray: Any) -> bool:
         """Joins the cluster. Returns True if this call has to leave it."""
         if self.address is not None:
-            _reach(self.address, self.time_limit)
+            _reach(self.address, TIME_LIMIT)
         if ray.is_initialized():
             return False
         options: dict[str, Any] = {"logging_level": "ERROR", "log_to_driver": False, "include_dashboard": False}
