@@ -139,7 +139,7 @@ class _Reducing:
 
 
 def _blocks(context: ProbeContext, site: Site, shape: Sequence[int], device: torch.device) -> list[Queries]:
-    """Returns the blocks of queries in which a pattern is read; none if they cannot be told."""
+    """Returns the blocks of queries in which a pattern is read; none if they are unknown."""
     own = (len(range(shape[0])[: context.max_sequences]), *shape[1:])
     try:
         queries = context.read_queries(site, own, device)
