@@ -193,7 +193,7 @@ def _gain(found: Fit, x: Array, points: Indices, done: Array, sign: float, size:
         s = s / np.sqrt(count)
     at = np.unique(np.linspace(1, len(x) - 1, min(len(x) - 1, BENDS)).astype(int))
     bends = sign * np.maximum(x[at] - x[:, None], 0.0) / x[at]
-    corner = x[max(np.count_nonzero(done == 0) - 1, 0)]
+    corner = x[max(int(np.count_nonzero(done == 0)) - 1, 0)]
     begins = sign * np.stack([1 - done, np.minimum(corner - x, 0.0) / x[-1]], axis=1)
     return _misfit(bends, v, s) - _misfit(np.hstack([bends, begins]), v, s)
 
