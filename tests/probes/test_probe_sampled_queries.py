@@ -191,6 +191,31 @@ def test_the_fused_path_shows_the_probes_what_hooks_see(length):
         np.testing.assert_allclose(found[0][name], found[1][name], rtol=2e-4, atol=2e-5, err_msg=name)
 
 
+def test_a_probe_that_samples_must_join_its_blocks():
+    class Sampling(FirstKey):
+        samples = True
+
+    for kind, problem in ((FirstKey, None), (Sampling, "Sampling samples queries but has no join()")):
+        recorder = sl.Recorder(written_pattern(random_pattern(2, 70)), [kind], torch.zeros(2, 70), max_queries=40)
+        recorder.measure(0)
+        assert list(recorder.problems) == ([] if problem is None else ["first"])
+        assert problem is None or problem in recorder.problems["first"]
+
+
+class FirstKey(sl.Probe):
+    """The mean attention to the first key at the queries that it is given."""
+
+    name = "first"
+    gives = ("mass",)
+    hooks = ("attn.hook_pattern",)
+
+    def reduce(self, activation, site, context):
+        return activation[..., 0].mean()
+
+    def readings(self, reduced, context):
+        yield sl.Reading("mass", torch.stack(list(reduced.values())), ("layer",))
+
+
 def test_a_probe_of_whole_patterns_gets_whole_patterns():
     shapes = []
 

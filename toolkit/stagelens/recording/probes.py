@@ -61,8 +61,9 @@ class Probe(ABC):
 
         Only a probe that `samples` is given more than one block: the activation at the next of `context.sampled`.
         """
-        (whole,) = parts
-        return whole
+        if len(parts) > 1:
+            raise NotImplementedError(f"{type(self).__name__} samples queries but has no join()")
+        return parts[0]
 
     @abstractmethod
     def readings(self, reduced: Reduced, context: ProbeContext) -> Iterable[Reading | Omitted]:
