@@ -12,7 +12,7 @@ from torch.nn.functional import cross_entropy
 
 from stagelens.recording import DoesNotApply, ProbeContext, wide
 from stagelens_probes.attention import is_causal
-from stagelens_probes.positions import rows_of
+from stagelens_probes.positions import as_index, rows_of
 
 AGREE = {torch.float64: 1e-6, torch.float32: 1e-4}  # relative difference of two equal losses; 2e-2 in half precision
 
@@ -75,9 +75,11 @@ def _scored_losses(context: ProbeContext) -> tuple[list[int], Tensor]:
     positions = [row + first for row in rows if row + first < n_tokens - 1]
     if not positions:
         raise DoesNotApply("no scored position has a next token in the batch")
-    logits = wide(context.output[:, [t - first for t in positions]])  # [batch, position, token]
-    targets = tokens[:, [t + 1 for t in positions]].long()
-    losses = cross_entropy(logits.transpose(1, 2), targets, reduction="none")
+    logits = wide(
+        context.output[:, as_index([t - first for t in positions], tokens.device)]
+    )  # [batch, position, token]
+    targets = tokens[:, as_index([t + 1 for t in positions], tokens.device)].long()
+    losses = cross_entropy(logits.flatten(0, 1), targets.flatten(), reduction="none").reshape(targets.shape)
     if context.loss is not None:
         _compare(losses.mean(), context.loss, context.output.dtype)
     return positions, losses
