@@ -28,10 +28,7 @@ FIG1 = {"T": 512, "d": 64}
 SMALL = {"T": 128, "d": 64, "steps": 2200}  # the quick budget's size for Fig. 9: the same sqrt(d) / T as T = d = 256
 PROBES = ("single_location", "plateau_length")
 # Plateau / (sqrt(d) T) at T = 4096, d = 64, B = 1, p = 0, by the law that is printed at each side of Fig. 2.
-FIG2 = {
-    "left": 1.51 * LONG**0.99 * 64**0.49 / (8 * LONG),
-    "right": 2.15 * (8 * LONG) ** 1.02 / (8 * LONG),
-}
+FIG2 = {"left": 1.51 * LONG**0.99 * 64**0.49 / (8 * LONG), "right": 2.15 * (8 * LONG) ** 1.02 / (8 * LONG)}
 W, ALPHA = "single_location/w", "single_location/alpha"
 
 
