@@ -96,19 +96,20 @@ def test_the_times_at_which_patterns_are_learned_are_interpolated():
     assert times == {"I(1)": pytest.approx(21, abs=1), "I(2)": pytest.approx(203, abs=1)}
 
 
-@pytest.mark.parametrize("claim", [claims.RestrictedContexts, claims.FreshData])
-def test_stages_in_the_order_of_importance_hold_and_others_differ(claim):
+def test_stages_in_the_order_of_importance_hold_and_others_differ():
+    claim = claims.FreshData
     assert verdicts(claim, history()) == [True, True]
     assert verdicts(claim, history(nearest=(400, 60, 1000))) == [False, True]
     assert verdicts(claim, history(nearest=(60, 60, 1000))) == [False, True]
     assert verdicts(claim, history(nearest=(60, 1000, 1000))) == [False, False]  # it never leaves f_{A*_1:2}
 
 
-def test_importance_orders_the_stages_of_both_models():
+@pytest.mark.parametrize("claim", [claims.FollowImportance, claims.RestrictedContexts])
+def test_importance_orders_the_stages_of_both_models(claim):
     late = history(nearest=(400, 60, 1000))
-    assert verdicts(claims.FollowImportance, history()) == [True, True, True, True]
-    assert verdicts(claims.FollowImportance, history(), **{claims.FULL: late}) == [True, True, False, True]
-    assert verdicts(claims.FollowImportance, late, **{claims.FULL: history()}) == [False, True, True, True]
+    assert verdicts(claim, history()) == [True, True, True, True]
+    assert verdicts(claim, history(), **{claims.FULL: late}) == [True, True, False, True]
+    assert verdicts(claim, late, **{claims.FULL: history()}) == [False, True, True, True]
 
 
 def test_competition_then_cooperation():
