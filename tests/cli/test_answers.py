@@ -137,9 +137,11 @@ def test_a_terminal_gets_tables_that_fit(monkeypatch, capsys) -> None:
 
     monkeypatch.setenv("COLUMNS", "40")
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True, raising=False)
-    output.print_table(["run", "task"], [[LONG, "task"]], "a title")
+    output.print_table(["run", "task"], [[LONG[:30], "task-of-a-plugin"]], "a title")
     lines = re.sub(r"\x1b\[\d+m", "", capsys.readouterr().out).splitlines()
-    assert len(lines) > 3 and max(map(len, lines)) <= 40
+    assert max(map(len, lines)) <= 40
+    for whole in (LONG[:30], "task-of-a-plugin"):  # side by side they do not fit
+        assert sum(whole in line for line in lines) == 1
 
 
 def test_a_probe_is_described_in_a_terminal_and_in_json(cli):

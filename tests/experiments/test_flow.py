@@ -144,7 +144,7 @@ def test_a_direction_counts_only_its_crossings():
 def test_a_flow_that_blows_up_keeps_what_was_solved_before(method):
     found = solved(Blowup, time=2.0, points=60, method=method)
     times, x = series(found)
-    assert "kept up to time 1" in found.error
+    assert "stored up to time 1" in found.error
     early = times < 0.9
     assert early.sum() > 10 and np.allclose(x[early], 1 / (1 - times[early]), rtol=1e-5)
     assert times[-1] == pytest.approx(1.0, abs=1e-5)
@@ -189,5 +189,5 @@ def test_a_flow_runs_as_a_run_and_its_observers_see_every_reading(tmp_path):
 
 def test_a_flow_that_fails_is_a_failed_run_with_its_records(tmp_path):
     found = run(Blowup, tmp_path, settings={"time": 2.0, "points": 50})
-    assert found.status == "failed" and "kept up to time 1" in found.manifest.error
+    assert found.status == "failed" and "stored up to time 1" in found.manifest.error
     assert len(found.timeline.steps) > 20

@@ -227,6 +227,7 @@ def test_every_claim_runs_from_training_to_verdict(tmp_path, monkeypatch):
     monkeypatch.setattr(
         claims, "SIZES", {claims.MINIMAL: dict.fromkeys(BUDGETS, tiny), claims.FULL: dict.fromkeys(BUDGETS, full)}
     )
+    monkeypatch.setattr(claims.RestrictedContexts, "full", {"quick": ("quick", full)})
     monkeypatch.setattr(claims.InitializationScale, "shorter", {"quick": {}})
     monkeypatch.setattr(claims.DatasetSize, "sizes", {"quick": {8: {}, 16: {}}})
     reversed_order = {"quick": claims.ReversedOrder.small}
@@ -238,7 +239,7 @@ def test_every_claim_runs_from_training_to_verdict(tmp_path, monkeypatch):
     assert [result.id for result in results if result.verdict == "needs budget"] == ["M5"]
     assert all(check.reference == result.reference for result in results for check in result.checks)
     made = len(list(tmp_path.glob("runs/*/run.json")))
-    assert made == 11  # both models, contexts, u = 0, 1, .01, 8 sequences, fresh data, both reversed, no decay
+    assert made == 12  # both models, contexts of both, u = 0, 1, .01, 8 sequences, fresh data, both reversed, no decay
     (chosen,) = choose(host, claims=["M5"])
     result = verify_claim(chosen, Lab(host, tmp_path, "long"), seeds=1)
     assert (result.error, result.verdict) == ("", "differs")

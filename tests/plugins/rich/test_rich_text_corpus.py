@@ -140,7 +140,7 @@ def test_wikitext_without_a_network_is_reported(monkeypatch, tmp_path):
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
     with pytest.raises(
-        EnvironmentFault, match=r"wikitext-2 could not be downloaded .*; try where there is a net"
+        EnvironmentFault, match=r"wikitext-2 could not be downloaded .*; try again with a network"
     ) as told:
         corpus.wikitext_2()
     assert "\n" not in str(told.value)
