@@ -68,9 +68,6 @@ class Softmax(Claim):
     """Counts the drops of the training loss of softmax attention."""
 
     id, title, reference = "L7", "softmax attention falls in several drops too", "Fig. 3"
-    reason: ClassVar[Mapping[str, str]] = {
-        "quick": "size: with 200 sequences no plateau separates the drops of seed 14; the other five seeds have four"
-    }
     seeds = 6  # as in Fig. 3
     drops = 3  # at least: "multiple" in Fig. 3, more than two (ours)
     # Fig. 3 has the sequences of Fig. 1, 5,000 by the authors' code. Rate and steps are ours.
