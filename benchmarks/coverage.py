@@ -1,9 +1,9 @@
-"""How often the 95% confidence interval of a power-law fit covers the exponent that was put in.
+"""Measures how often the 95% confidence interval of a power-law fit covers the true exponent.
 
-Run with `python -m benchmarks.coverage`. Every design is drawn 3000 times and fitted with `sl.fit_law`. It exits with 1
-if a design is covered in fewer than 93% or more than 97% of the laws. Points with different numbers of seeds have only
-the lower bar: their errors are those of HC3, which covers more if the well-measured points decide. Designs without a
-bar are reported only: their noise is not the same at every point, which a t interval assumes.
+Run with `python -m benchmarks.coverage`. Every design is drawn 3000 times and fitted with `sl.fit_law`. The script
+exits with 1 if the interval covers the exponent in fewer than 93% or more than 97% of the draws. Points with different
+numbers of seeds have only the lower bar: their errors are those of HC3, which covers more if the precise points decide.
+Designs without a bar are reported only: their noise differs between points, while a t interval assumes equal noise.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ AT_LEAST, AT_MOST = 93, 97  # percent
 
 @dataclass(frozen=True)
 class Design:
-    """A grid with the seeds of each point, and the noise of log values: of each seed, and shared by a point's seeds."""
+    """A grid, the number of seeds of each point, and the noise of log values: of a seed, and shared by a point."""
 
     name: str
     columns: NDArray[np.float64]  # [point, column]
@@ -39,13 +39,13 @@ class Design:
 
     @property
     def bars(self) -> tuple[int | None, int | None]:
-        """The most and the least percent that may be covered."""
+        """Returns the highest and the lowest coverage that is accepted, in percent."""
         if not self.judged:
             return None, None
         return (AT_MOST if len(set(self.seeds)) == 1 else None), AT_LEAST
 
     def coverage(self, laws: int = LAWS) -> list[float]:
-        """Percent of `laws` whose interval covers the truth, for each column."""
+        """Returns the percentage of `laws` simulated fits whose interval covers the true exponent, for each column."""
         generator = np.random.default_rng(0)
         points = len(self.columns)
         rows = np.repeat(np.arange(points), self.seeds)
@@ -67,7 +67,7 @@ def line(points: int) -> NDArray[np.float64]:
 
 
 def designs() -> Iterator[Design]:
-    """The designs: numbers of points and seeds, scatter of points, a point with more seeds, one or two columns."""
+    """Returns the designs: numbers of points and seeds, scatter of points, uneven seeds, one or two columns."""
     plane = np.array(list(product([1.0, 2.0, 4.0, 8.0], [1.0, 3.0, 9.0])))
     for points, seeds in product((5, 7, 10), (1, 2, 3, 5)):
         yield Design(f"{points} points, {_seeds(seeds)}", line(points), [seeds] * points)

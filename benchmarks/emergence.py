@@ -1,7 +1,7 @@
-"""Fig. 2's two power laws from the reduced flow, and the cost of a point in a sweep of it.
+"""Fits the two power laws of Fig. 2 to the reduced flow, and measures the cost of a grid point in its sweep.
 
-Run with `python -m benchmarks.emergence`. It exits with 1 if the two fits take too long or if their exponents are off.
-It also does if a run of `emergence/flow` costs more than its limit in addition to the integration.
+Run with `python -m benchmarks.emergence`. It exits with 1 if the two fits take too long or their exponents are wrong.
+It also exits with 1 if the overhead of a run of `emergence/flow`, without the integration, exceeds its limit.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ POINTS = 20
 
 
 def point_overhead() -> tuple[float, float]:
-    """Returns the seconds per point that a run costs beyond its integration, and those of the integration."""
+    """Returns the seconds per point of a run without its integration, and the seconds of the integration."""
     host, dimensions = make_host(), np.unique(np.geomspace(16, 256, POINTS).astype(int)).tolist()
     with tempfile.TemporaryDirectory() as runs:
         sl.run("emergence/flow", settings={"T": 64}, runs=runs, host=host, report=False)  # imports

@@ -1,7 +1,7 @@
 """Compares six vectorized seeds with one seed: the time of a training step, and of whole runs with their probes.
 
-A whole run is that of the preset `quick`: models, steps, every measurement and checkpoint, stages and predictions.
-Figures and reports are not included.
+A whole run has the preset `quick`. It includes models, steps, every measurement and checkpoint, stages and predictions,
+but no figures and no report.
 
 `python -m benchmarks.ensembles rich run` measures only the rows whose names contain these words, and stores nothing.
 """
@@ -42,7 +42,7 @@ def steps(trainer: Any, many: int = 5) -> Any:
 
 
 def step_ratio(task: str) -> float:
-    """Returns the time of a step of six vectorized seeds, in steps of one seed."""
+    """Returns the time of a step of six vectorized seeds, divided by that of a step of one seed."""
     kind: Any = make_host().task(task).load()
     config = make_config(kind.Config, kind.presets, "quick", [])
     if reason := why_not([Training(kind(config, seed)) for seed in range(SEEDS)]):
@@ -53,7 +53,7 @@ def step_ratio(task: str) -> float:
 
 
 def run_ratio(task: str) -> float:
-    """Returns the time of a whole run of six seeds in runs of one seed, without the report."""
+    """Returns the time of a whole run of six seeds, divided by that of a run of one seed. Reports are not included."""
     with tempfile.TemporaryDirectory() as folder:
         number = 0
 

@@ -1,6 +1,7 @@
-"""How costs grow: time with the batch and with the steps, the store with the measurements.
+"""Measures how costs grow: time with batch size and steps, the size of the store with the number of measurements.
 
-Each row compares a size with one four times as large: 4 is linear, 16 is quadratic, and less than 4 has a fixed cost.
+Each row is the cost at four times the size, divided by the cost at the size. A cost that grows linearly has 4, and one
+that grows quadratically has 16. A cost with a fixed part has less than 4.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ LINEAR = 4.6  # of 4: caches fill up
 
 
 def training(batch_size: int) -> Callable[[int], None]:
-    """Trains so many steps."""
+    """Trains `steps` steps."""
     kind = make_host().task(TASK).load()
     made = Training(kind(kind.Config(**{**kind.presets["quick"], "batch_size": batch_size})))
 

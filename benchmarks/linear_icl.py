@@ -1,9 +1,9 @@
-"""Exact descent on linear attention against a plain loop over the sequences, per step and seed.
+"""Compares exact descent on linear attention with a plain loop over the sequences, per step and seed.
 
 Run with `python -m benchmarks.linear_icl`. Both start from the same weights and see the same P = 5,000 sequences. The
 plain loop computes attention for every token of every sequence, with autograd and SGD. Times differ between machines,
-so only the ratio of times taken in turns within one run is given. It exits with 1 if the ratio or the agreement of the
-two curves misses its bar.
+so only the ratio of times taken in turns within one run is reported. The script exits with 1 if the ratio or the
+agreement of the two curves misses its bar.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Training steps of `markov/minimal` by lookups against the direct einsum of one-hot inputs, as a ratio.
+"""Compares training steps of `markov/minimal` by lookups with steps by direct einsums of one-hot inputs.
 
 Run with `python -m benchmarks.markov`. Both start from the same weights, see the same batches and take AdamW steps.
 They run in turns, so that other load on the machine slows both. The paper's size (batches of 3,000 sequences, 50
@@ -42,7 +42,7 @@ class Direct(Minimal):
 
 
 def compare(preset: str) -> tuple[float, float]:
-    """(direct / lookups per training step, largest difference of their losses) over the rounds."""
+    """Returns the ratio of times per training step, direct / lookups, and the largest difference of the losses."""
     config = make_config(Minimal.Config, Minimal.presets, preset, ["train_size=9000"])  # drawn once, not at each step
     trainings = {kind: Training(kind(config)) for kind in (Direct, Minimal)}
     ratios, apart = [], 0.0

@@ -1,4 +1,4 @@
-"""What the benchmarks share: times taken in turns, their ratios, bars, and a record of both.
+"""The shared parts of the benchmarks: times taken in turns, their ratios, bars, and stored results.
 
 A benchmark measures everything that it compares in one process and in turns, so that other load on the machine slows
 all of it equally. It reports ratios:
@@ -78,7 +78,7 @@ def in_turns(
 
 
 def ratio(times: Times, one: str, other: str) -> float:
-    """The median over the turns of the time of `one` in units of the time of `other` in the same turn."""
+    """Returns the median over the turns of the time of `one` divided by the time of `other` in the same turn."""
     return median(a / b for a, b in zip(times[one], times[other], strict=True))
 
 
@@ -109,7 +109,7 @@ def report(script: str | Path, rows: Sequence[Row], note: str = "", keep: bool =
 
 
 def this_machine() -> dict[str, object]:
-    """Returns what a measured time depends on: versions, cores, threads."""
+    """Returns the facts on which a measured time depends: versions, cores, threads."""
     threads = os.environ.get("OMP_NUM_THREADS", "")
     if "torch" in sys.modules:
         import torch

@@ -1,10 +1,10 @@
-"""Compares two trainers on one seed: the vectorized one and the one for a single seed. Times of a step, and weights.
+"""Compares the vectorized trainer with the trainer for a single seed, on one seed: time per step, and weights.
 
 The vectorized trainer runs its step as a flat list of operations, without autograd. On the smallest models it takes a
-sixth of the time and gives the same weights, bit for bit. There are two trainers, for three reasons:
+sixth of the time and gives the same weights, bit for bit. The project keeps both trainers for three reasons:
 
-- A transformer with dropout draws other random numbers under `torch.vmap`, so checkpoints and `model_at` of older runs
-  would not be continued bit for bit.
+- A transformer with dropout draws other random numbers under `torch.vmap`. So older runs could not be resumed bit for
+  bit, and `model_at` would return other models.
 - On such a transformer vectorizing is no faster.
 - The vectorized trainer refuses optimizers that are not elementwise, ReduceLROnPlateau, compiled steps, and batches
   that are not all tensors.
@@ -32,7 +32,7 @@ def training(kind: Any) -> Training:
 
 
 def difference(kind: Any) -> float:
-    """The largest difference of a weight after `MANY` steps, relative to the largest weight."""
+    """Returns the largest difference of a weight after `MANY` steps, relative to the largest weight."""
     alone, member = training(kind), training(kind)
     stacked = Stacked([member])
     for step in range(MANY):

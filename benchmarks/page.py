@@ -12,7 +12,7 @@ PAGE = HERE.parent / "docs" / "speed.md"
 
 
 def table(kept: dict[str, Any]) -> str:
-    """Returns one benchmark's rows as a table, with the day and the machine."""
+    """Returns the rows of one benchmark as a table, with date and machine."""
     lines = ["| | found | bar |", "|---|---|---|"]
     for row in kept["rows"]:
         found = f"{row['found']:.3g}" if abs(row["found"]) < 100 else f"{row['found']:,.0f}"
@@ -26,7 +26,7 @@ def table(kept: dict[str, Any]) -> str:
 
 
 def fill(text: str) -> str:
-    """Returns `text` with each line `{{ name }}` replaced by the table of that benchmark; other tables follow."""
+    """Returns `text` with each line `{{ name }}` replaced by the table of that benchmark. Other tables are appended."""
     kept = {path.stem: json.loads(path.read_text(encoding="utf-8")) for path in (HERE / "results").glob("*.json")}
 
     def put(found: re.Match[str]) -> str:

@@ -26,7 +26,7 @@ class Attention(nn.Module):
 
     def bias(self, length: int, queries: slice) -> Tensor | None:
         if self.slopes is None:
-            return None  # the kernel's own mask, or none for the last query, which sees every key
+            return None  # the kernel's causal mask, or none for the last query, which sees every key
         place = torch.arange(length)
         lag = (place[:, None] - place)[queries]
         return (-self.slopes[:, None, None] * lag).masked_fill(lag < 0, -torch.inf)
@@ -93,7 +93,7 @@ class Plain(nn.Module):
         return self.answers(inputs, EVERY)
 
     def answers(self, inputs: Tensor, queries: slice) -> Tensor:
-        """The logits at the queries: at every position, or at the last."""
+        """Returns the logits at every position, or at the last one only."""
         assert queries in (EVERY, LAST), queries
         x = self.embed(inputs)
         if self.positions is not None:

@@ -1,7 +1,7 @@
-"""What a measurement of the default probes costs, in forward passes and in training steps of the same batch.
+"""Measures the cost of a measurement of the default probes, in forward passes and in training steps of the same batch.
 
-Run with `python -m benchmarks.probes`. Times differ between machines and with what else runs there, so only ratios
-are given, of processor times taken in turns within one run. It exits with 1 if a goal is missed.
+Run with `python -m benchmarks.probes`. Times differ between machines and with their load. So only ratios of processor
+times are reported, taken in turns within one run. The script exits with 1 if a goal is missed.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ SHARE_BAR = 0.05  # of the time of a run on the default schedule
 
 
 def sample(step: int) -> Tensor:
-    """Random tokens that repeat after half the length, int [32, 64]: the model learns to copy, in stages."""
+    """Returns random tokens that repeat after half the length, int [32, 64]. The model learns to copy, in stages."""
     half = torch.randint(VOCAB, (BATCH, LENGTH // 2), generator=generator(0, "train", step))
     return half.repeat(1, 2)
 
@@ -92,7 +92,7 @@ def growth() -> list[Row]:
 
 
 class Training:
-    """The model of the bars, its optimizer, and a recorder with some probes on a fixed batch."""
+    """The model for which the bars are set, its optimizer, and a recorder with some probes on a fixed batch."""
 
     def __init__(self, probes: list[str] | None = None) -> None:
         self.model = build_transformer(
@@ -120,7 +120,7 @@ def seconds(function: Callable[[], object]) -> float:
 
 
 def in_turns(functions: list[Callable[[], object]], repeats: int) -> list[float]:
-    """Median time of each function in units of the first one's, taken in turns and in alternating order."""
+    """Returns the median time of each function relative to the first, taken in turns and in alternating order."""
     for function in functions:
         function()
     ratios: list[list[float]] = [[] for _ in functions]
@@ -133,7 +133,7 @@ def in_turns(functions: list[Callable[[], object]], repeats: int) -> list[float]
 
 
 def cost_of_a_measurement(repeats: int = 31) -> float:
-    """Prints what each probe adds to a measurement, and returns what all of them together cost."""
+    """Prints the cost that each probe adds to a measurement, and returns the cost of all probes together."""
     training = Training()
     names = list(training.recorder.probes)
     sets: dict[str, list[str] | None] = {"all default probes": None, "no probe: the pass and the loss": []}
@@ -148,7 +148,7 @@ def cost_of_a_measurement(repeats: int = 31) -> float:
 
 
 def share_of_a_run() -> tuple[int, float]:
-    """A run of 2,000 steps on the default schedule: the measurements it makes, and their share of its time."""
+    """Returns the number of measurements in 2,000 steps on the default schedule, and their fraction of the time."""
     training, schedule = Training(), Schedule()
     measured: list[tuple[float, float]] = []
     spent = {"steps": 0.0, "measurements": 0.0}

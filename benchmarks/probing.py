@@ -1,4 +1,4 @@
-"""What probing costs a run, and how fast the Markov chain is sampled.
+"""Measures the cost of probing in a run, and the speed of sampling the Markov chain.
 
 A whole run of `markov/minimal` (preset quick) is timed, and within it the time spent in measurements. On the default
 schedule they should take less than a tenth of the run. The sampler should make 10,000 paper-size sequences in a second.

@@ -1,6 +1,6 @@
-"""Opens the timeline of a run of 10,000 measurements of 50 series, and starts `stagelens show` on it.
+"""Measures the time to open the timeline of a run with 10,000 measurements of 50 series, and to show the run.
 
-Both have a bar in seconds. Each time is also given relative to a part that it cannot avoid, such as reading the file.
+Both have a bar in seconds. Each time is also reported relative to an unavoidable part, such as reading the file.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ STAGELENS = str(Path(sys.executable).with_name("stagelens"))
 
 
 def make_run(folder: Path, measurements: int = MEASUREMENTS) -> Path:
-    """A run with a loss that falls in two steps, and series that rise one after the other."""
+    """Writes a run with a loss that falls in two steps, and series that rise one after the other."""
     folder.mkdir(parents=True)
     random = np.random.default_rng(0)
     names = ["loss", *(f"probe{i}/value" for i in range(1, SERIES))]

@@ -1,7 +1,7 @@
-"""The exact population loss of permutation recall against the sampled one: time per training step, as a ratio.
+"""Compares the exact population loss of permutation recall with the sampled loss: the ratio of times per training step.
 
-The two run in turns, so that other load on the machine slows both. The sampled loss is timed with the default batch,
-and with the number at which its standard error is a hundredth of the first drop.
+The two run in turns, so that other load on the machine slows both. The sampled loss is timed with two
+batch sizes: the default, and the one at which its standard error is a hundredth of the first drop.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ ROUNDS, STEPS = 9, 10
 
 
 def steps_of(config: SimplifiedConfig) -> Callable[[], None]:
-    """The next steps of a training, at each call."""
+    """Returns a function that takes the next training steps at each call."""
     training, numbers = Training(Simplified(config)), iter(range(10**9))
 
     def some() -> None:

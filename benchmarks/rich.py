@@ -1,6 +1,6 @@
-"""rich/toy: steps per second of the run's own training loop against a plain loop of the same model.
+"""Compares the training loop of a run of `rich/toy` with a plain loop of the same model, in steps per second.
 
-Run with `python -m benchmarks.rich`. The plain loop is what one would write by hand: draw tokens, call the model,
+Run with `python -m benchmarks.rich`. The plain loop is written by hand: draw tokens, call the model,
 compute half the mean squared error, backpropagate, step. Both use the problem and the batches of the quick preset and
 take steps of Stage II.
 """

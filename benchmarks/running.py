@@ -1,7 +1,7 @@
-"""A whole `stagelens run` of about a minute against a bare training loop of the same steps: time and peak memory.
+"""Compares `stagelens run` of about a minute with a bare training loop of the same steps: time and peak memory.
 
-Both are processes of their own, started in turns. The bare loop imports torch and TransformerLens, builds the task's
-model, and trains it on the task's batches. The run also measures, stores, draws and writes its report.
+Each is a separate process, and they are started in turns. The bare loop imports torch and TransformerLens, builds the
+task's model, and trains it on the task's batches. The run also measures, stores, draws and writes its report.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ for step in range(task.config.steps):
 
 
 def child(command: list[str]) -> tuple[float, float]:
-    """Seconds that a process takes, and its peak of resident memory in MB."""
+    """Returns the seconds that a process takes, and its peak of resident memory in MB."""
     start = time.perf_counter()
     pid = os.posix_spawn(
         command[0], command, os.environ, file_actions=[(os.POSIX_SPAWN_OPEN, 1, os.devnull, os.O_WRONLY, 0)]
@@ -47,7 +47,7 @@ def child(command: list[str]) -> tuple[float, float]:
 
 
 def steps_of_a_run() -> int:
-    """How many steps the bare loop takes in about a minute, its start-up included."""
+    """Returns how many steps the bare loop takes in about a minute, its start-up included."""
     (short, _), (long, _) = (child([sys.executable, "-c", BARE, TASK, str(steps)]) for steps in (20, 320))
     return round(max(SECONDS - short, 10.0) * 300 / (long - short) / 100) * 100
 

@@ -1,10 +1,10 @@
-"""How often `detect_stages` is right on curves that nothing was tuned on: the table of docs/stages.md.
+"""Measures how often `detect_stages` is right on curves that were not used for tuning: the table of docs/stages.md.
 
     python benchmarks/stages.py
     python benchmarks/stages.py docs/images/stages.png
 
-With a path it draws the gallery of that page instead. The curves come from tests/kit. Generated ones have
-their hold-out seeds; real ones have the seeds that were labelled before any detector was run on them.
+With a path it draws the gallery of that page instead. The curves come from tests/kit. Generated curves have
+held-out seeds. Real curves have seeds that were labelled before any detector was run on them.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def found(curve: Curve) -> tuple[Stage, ...]:
 
 
 def row(name: str, curves: list[Curve]) -> str:
-    """One line of the table: transitions found per curve, curves with the right number, times within 5%."""
+    """Returns a line of the table: transitions found per curve, curves with the right number, times within 5%."""
     all_found = [found(curve) for curve in curves]
     right = [len(one) == len(curve.times) for one, curve in zip(all_found, curves, strict=True)]
     errors = [
@@ -44,7 +44,7 @@ def row(name: str, curves: list[Curve]) -> str:
 
 
 def changed(curves: list[Curve]) -> list[str]:
-    """How often the same curve has as many transitions when it is thinned, reversed or cut on its last plateau."""
+    """Returns how often thinning, reversing or cutting a curve on its last plateau leaves its number of transitions."""
     same: dict[str, list[bool]] = {
         "thinned by 2": [],
         "thinned by 4": [],
@@ -67,7 +67,7 @@ def changed(curves: list[Curve]) -> list[str]:
 
 
 def coverage(curves: list[Curve]) -> str:
-    """How often the 95% confidence intervals contain the true time and the true drop."""
+    """Returns how often the 95% confidence intervals contain the true time and the true drop."""
     times, drops = [], []
     for curve in curves:
         stages = found(curve)

@@ -1,4 +1,4 @@
-"""How long the command line takes to answer, compared with importing its libraries: typer, rich and pydantic."""
+"""Compares the start-up time of the command line with the import time of its libraries: typer, rich and pydantic."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from benchmarks.measure import Row, in_turns, ratio, report
 
 STAGELENS = str(Path(sys.executable).with_name("stagelens"))
 IMPORTS = [sys.executable, "-c", "import typer, rich, pydantic"]
-# `stagelens tasks` with all of typer's converters, which cli/group.py skips.
+# `stagelens tasks` with all converters of typer, which cli/group.py skips.
 CONVERTERS = "import stagelens.cli.group as group; group._skipping_converters = lambda option: option"
 WITH_CONVERTERS = [sys.executable, "-c", f"{CONVERTERS}\nfrom stagelens.cli import main; main()"]
 

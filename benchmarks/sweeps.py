@@ -1,6 +1,6 @@
-"""Sweeps with local workers: 200 points of a flow, the overhead of a point, and the gain of a second worker.
+"""Measures sweeps with local workers: 200 points of a flow, the overhead of a point, the speed-up by a second worker.
 
-A second worker cannot gain more than a second process on this machine does, which is measured too.
+The speed-up by a second process that only counts is measured too: a second worker cannot exceed it.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def overhead(folder: Path) -> float:
 
 
 def points_per_second(folder: Path, workers: int) -> float:
-    """Of workers with one thread each, after the first point of each: it imports torch."""
+    """Returns the points per second of workers with one thread each, without the first point, which imports torch."""
     rates = [0.001 * k for k in range(1, 7)]
     plan = plan_sweep("markov/minimal", {"lr": rates}, settings={"steps": 150}, runs=folder / str(workers))
     plan.folder.mkdir(parents=True)
@@ -66,7 +66,7 @@ def count(n: int) -> None:
 
 
 def counts_per_second(processes: int, n: int = 20_000_000) -> float:
-    """Of processes that share nothing and only count."""
+    """Returns the counts per second of processes that share nothing and only count."""
     team = [get_context("spawn").Process(target=count, args=(n,)) for _ in range(processes)]
     started = time.perf_counter()
     for process in team:

@@ -1,15 +1,15 @@
-"""A training step of our models against plain PyTorch by hand and against TransformerLens' own forward pass.
+"""Compares a training step of our models with plain PyTorch by hand and with TransformerLens' own forward pass.
 
-A step is forward, backward and update on a batch in memory, for the shapes of the tasks at quick size. Three ways are
-compared, all with the task's loss and optimizer:
+A step is forward, backward and update on a batch in memory, for the shapes of the tasks at quick size. Three
+implementations are compared, all with the task's loss and optimizer:
 
-- ours: `Training.advance` with all that it does;
+- ours: all of `Training.advance`;
 - plain: the same architecture and weights with packed QKV, fused attention and native layer norms; its optimizer is
-  measured as torch makes it, and fused like ours;
+  measured with torch's defaults, and fused like ours;
 - TransformerLens' own forward pass.
 
-If the loss reads the last position alone, ours and the plain one skip the rest of the last layer. TransformerLens
-cannot, and computes all of it.
+If the loss reads only the last position, the first two skip the rest of the last layer. TransformerLens computes
+all of it.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def loop(task: Any, model: nn.Module, optimizer: torch.optim.Optimizer, batch: A
 
 
 def compared(name: str) -> dict[str, Callable[[], None]]:
-    """The ways to train the task, each with its own model from the same weights on the same batch."""
+    """Returns the implementations, each with its own model from the same weights, on the same batch."""
     kind = make_host().task(name).load()
     task = kind(kind.Config(**kind.presets["quick"]))
     training = Training(task)

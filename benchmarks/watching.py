@@ -1,7 +1,7 @@
-"""What watching a Hugging Face model costs: in its training steps, and in its forward passes.
+"""Measures the cost of watching a Hugging Face model, in training steps and in forward passes.
 
-Between measurements nothing is installed, so a training step costs the same as without. A measurement of all default
-probes should cost at most four plain forward passes over the same batch.
+Hooks are removed after each measurement, so a training step should cost the same as without them. A measurement of all
+default probes should cost at most four plain forward passes over the same batch.
 """
 
 from __future__ import annotations

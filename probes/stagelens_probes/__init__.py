@@ -1,4 +1,4 @@
-"""The built-in probes. They are registered as those of any plugin."""
+"""The built-in probes. They are registered in the same way as the probes of any plugin."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ PROBES = (
     ),
     ProbeRef(
         "head_specialization",
-        "whether heads compete for one group of keys or share the groups out",
+        "whether heads compete for one group of keys or attend to different groups",
         (
             *("mass", "mass_error", "mass_chance", "lift", "leader"),
             *("overlap", "coverage", "coverage_chance", "phase"),
@@ -83,7 +83,7 @@ PROBES = (
     ),
     ProbeRef(
         "gradient",
-        "norm of the loss gradient per module, and its cosine with the measurement before",
+        "norm of the loss gradient per module, and its cosine with the previous measurement",
         ("norm", "cosine", "halves_cosine"),
         "stagelens_probes.gradient:Gradient",
         passes="2, and 2 backward",

@@ -15,9 +15,9 @@ ROWS = {torch.float32: 2e-6, torch.float64: 1e-14}  # how far the sum of a softm
 
 @dataclass(frozen=True)
 class Weights:
-    """The attention weights of the queries that are read.
+    """The attention weights of the measured queries.
 
-    The dimension `sequence` of `queries` has size 1 if all sequences are read at the same queries.
+    The dimension `sequence` of `queries` has size 1 if the same queries are measured in all sequences.
     """
 
     values: Tensor  # [batch, head, query, key], rows sum to 1
@@ -37,7 +37,7 @@ def normalized(pattern: Tensor, visible: Tensor) -> Tensor:
     """
     size = wide(pattern).abs() * visible  # several times faster than masked_fill
     total = size.sum(-1, keepdim=True)  # [..., query, 1]
-    if perhaps_any(~total.isfinite()):  # 0 times what is not finite at a masked key is not 0
+    if perhaps_any(~total.isfinite()):  # an infinite or nan entry at a masked key times 0 is nan, not 0
         size = wide(pattern).abs().masked_fill(~visible, 0.0)
         total = size.sum(-1, keepdim=True)
     nothing = total == 0
@@ -75,7 +75,7 @@ def _visible_weights(pattern: Tensor, site: Site, context: ProbeContext) -> Weig
 def is_softmax(weights: Tensor, visible: Tensor) -> bool:
     """Returns True if `weights` [batch, head, query, key] are a softmax over the `visible` [sequence, query, key] keys.
 
-    They then are what `normalized` returns, up to rounding, and need not be copied.
+    If so, they equal the result of `normalized` up to rounding, and no copy is needed.
     """
     masked = (~visible).to(weights.dtype).flatten(1)  # [sequence, query * key]
     parts = [weights.flatten(0, 1)] if len(masked) == 1 else weights  # products of matrix and vector: several times

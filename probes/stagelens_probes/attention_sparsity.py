@@ -24,8 +24,8 @@ NO_THIRDS = "three thirds need three queries"
 class Sparsity:
     """How sparse the attention of a layer's heads is."""
 
-    means: Tensor  # [head, measure], by MEANS
-    errors: Tensor  # [head, measure], standard errors; nan for one sample
+    means: Tensor  # [head, statistic], in the order of MEANS
+    errors: Tensor  # [head, statistic], standard errors; nan for one sample
     thirds: Tensor  # [head, third], the sparsity; nan in a third without queries
     third_errors: Tensor  # [head, third]
     first_key_chance: Tensor  # the first key's mass under uniform attention, a scalar
@@ -35,19 +35,19 @@ class Sparsity:
 
 @dataclass(frozen=True)
 class Measured:
-    """The MEANS of a layer's queries, or of a block of them."""
+    """The statistics in MEANS for each query of a layer, or of a block of its queries."""
 
-    values: Tensor  # [batch, head, query, measure]
+    values: Tensor  # [batch, head, query, statistic]
     first_key: Tensor  # [sequence or 1, query], the first key's mass under uniform attention
 
 
 def measures_of(pattern: Tensor, site: Site, context: ProbeContext) -> Measured:
-    """Returns the MEANS of each query of `pattern`. They are computed once per hook, for all probes."""
+    """Returns the statistics in MEANS for each query of `pattern`. They are computed once per hook, for all probes."""
     return context.once(pattern, "sparsity", lambda: _measured(visible_weights(pattern, site, context)))
 
 
 def _measured(weights: Weights) -> Measured:
-    """Returns the MEANS of each query, [batch, head, query, measure].
+    """Returns the statistics in MEANS for each query, [batch, head, query, statistic].
 
     They are the entropy H = -sum a log a in nats, the effective number of keys exp(H) and the largest weight. Then come
     the sparsity 1 - H / log(number of visible keys) and the weight of the first key.

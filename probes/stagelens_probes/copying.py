@@ -23,7 +23,7 @@ def in_units(matrix: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class Tokens:
-    """How the embedding of a token becomes the logits of all tokens, without the head between them.
+    """The map from the embedding of a token to the logits of all tokens, without the head between them.
 
     The product `out @ into` is W_U W_E. If there are more tokens than dimensions, `out` is this product.
     """
@@ -41,7 +41,7 @@ class Tokens:
         return cls(out, into, w_u.sum(1), w_e.mean(0))
 
     def circuits(self, w_v: Tensor, w_o: Tensor) -> tuple[Tensor, Tensor]:
-        """Returns W_O (W_U W_E) W_V, [head, d_head, d_head], and its trace if each logit is any token's, [head].
+        """Returns W_O (W_U W_E) W_V, [head, d_head, d_head], and its mean trace over permuted outcomes, [head].
 
         Apart from zeros, W_E W_V W_O W_U has the same eigenvalues, so no matrix of size d_vocab is needed. `w_v` is
         [head, d_model, d_head], `w_o` is [head, d_head, d_model]. Each is taken in units of its largest entry, so that
@@ -53,7 +53,7 @@ class Tokens:
 
 
 def folded(w_v: Tensor, w_o: Tensor, before: Tensor, final: Tensor, centered: bool) -> tuple[Tensor, Tensor]:
-    """Returns `w_v` [head, d_model, d_head] and `w_o` [head, d_head, d_model] with the layer norms around them.
+    """Returns `w_v` [head, d_model, d_head] and `w_o` [head, d_head, d_model] with the layer norms folded in.
 
     `before` and `final` [d_model] are the weights of the norm before the attention and of that before the unembedding.
     If `centered`, they subtract the mean of their input first.
@@ -68,7 +68,7 @@ def folded(w_v: Tensor, w_o: Tensor, before: Tensor, final: Tensor, centered: bo
 def copying_scores(circuits: Tensor, of_any_token: Tensor) -> tuple[Tensor, Tensor]:
     """Returns sum(lambda) / sum|lambda| over the eigenvalues of each circuit, and its chance level, [...] each.
 
-    `circuits` is [..., d_head, d_head] and `of_any_token` [...], as `Tokens.circuits` gives them. The sum of
+    `circuits` is [..., d_head, d_head] and `of_any_token` [...], as `Tokens.circuits` returns them. The sum of
     eigenvalues is the trace. Its chance level is its mean over all permutations of the outcomes. Both are 0 if all
     eigenvalues are 0, and nan if a circuit is not finite.
     """
@@ -138,7 +138,7 @@ def _widths(ends: Mapping[str, Tensor], heads: Mapping[str, Sequence[Tensor]]) -
 
 
 def norm_weights(context: ProbeContext, blocks: Sequence[Any]) -> tuple[list[Tensor], Tensor, bool] | str:
-    """Returns the weights [d_model] of the norm before each attention, those of the last norm, and if they center.
+    """Returns the weights [d_model] of the norm before each attention, those of the last norm, and whether they center.
 
     Norms without weights (`cfg.normalization_type` ends with Pre) count as weights 1. Returns the reason if there are
     no such norms.
@@ -155,7 +155,7 @@ def norm_weights(context: ProbeContext, blocks: Sequence[Any]) -> tuple[list[Ten
 
 
 def _weights(norm: nn.Module | None, context: ProbeContext) -> Tensor | None:
-    """Returns the weights [d_model] of a norm, 1 if it has none by its kind; None if they cannot be read."""
+    """Returns the weights [d_model] of a norm, 1 if its kind has no weights; None if they cannot be read."""
     if context.model.cfg.normalization_type.endswith("Pre"):
         return torch.ones(context.model.cfg.d_model, device=next(context.model.parameters()).device)
     found = getattr(norm, "w", None)

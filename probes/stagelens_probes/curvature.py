@@ -16,10 +16,10 @@ from stagelens_probes.described import CURVATURE
 from stagelens_probes.gradient import why_no_gradient
 from stagelens_probes.norms import norm
 
-MOST_PRODUCTS = 100  # Hessian-vector products after which the iteration stops
-FEWEST_PRODUCTS = 30  # Hessian-vector products before which it does not stop
-STABLE = 10  # last products in which neither end may have moved
-TOLERANCE = 1e-3  # relative change of an end that does not count as moving
+MOST_PRODUCTS = 100  # maximum number of Hessian-vector products
+FEWEST_PRODUCTS = 30  # minimum number of Hessian-vector products
+STABLE = 10  # the iteration has converged if neither end moved in so many last products
+TOLERANCE = 1e-3  # an end has moved if its relative change is larger than this
 FLOOR = 1e-5  # smaller changes, relative to the larger end, are rounding errors of float32
 
 Operator = Callable[[Tensor], Tensor]
@@ -118,7 +118,10 @@ def hessian_operator(loss: Tensor, parameters: list[Tensor]) -> Operator:
 
 
 class Curvature(Probe):
-    """Largest and smallest eigenvalue of the loss Hessian on the batch; a negative one is a way out of a saddle."""
+    """Largest and smallest eigenvalue of the loss Hessian on the batch.
+
+    If the smallest one is negative, the loss curves down along its eigenvector, as near a saddle.
+    """
 
     name = "curvature"
     title = "largest and smallest eigenvalue of the loss Hessian"

@@ -1,4 +1,6 @@
-"""What each reading of the built-in probes means: dims, unit, range and chance level. `docs/probes.md` defines them.
+"""Describes each reading of the built-in probes: meaning, dims, unit, range and chance level.
+
+`docs/probes.md` has the definitions.
 
 A standard error (`_error`) and a chance level (`_chance`) are described by the reading that they belong to.
 """
@@ -115,7 +117,7 @@ WEIGHT_NORMS = {
     "from_start": ReadingInfo("distance from the first measurement", ("parameter",), PARAMETERS, 0),
 }
 CONSERVED = {
-    "value": ReadingInfo("each quantity that the task's theory says training conserves", ("quantity",)),
+    "value": ReadingInfo("each quantity that training conserves according to theory", ("quantity",)),
     "drift": ReadingInfo(
         "|value - first value| / |first value|; without the denominator if it is 0", ("quantity",), FRACTION, 0
     ),
@@ -128,7 +130,7 @@ HEAD_ABLATION = {
 }
 GRADIENT = {
     "norm": ReadingInfo("norm of the loss gradient of each module", ("group",), "loss per unit of the parameters", 0),
-    "cosine": ReadingInfo("cosine with the gradient at the measurement before", ("group",), COSINE, -1, 1),
+    "cosine": ReadingInfo("cosine with the gradient at the previous measurement", ("group",), COSINE, -1, 1),
     "halves_cosine": ReadingInfo(
         "cosine between the gradients of the two halves of the batch", ("group",), COSINE, -1, 1, "0"
     ),
@@ -138,5 +140,5 @@ CURVATURE = {
     "smallest": ReadingInfo("smallest eigenvalue of the loss Hessian", (), "loss per squared unit"),
     "residual_largest": ReadingInfo("|H v - largest v| for its unit vector v", (), "loss per squared unit", 0),
     "residual_smallest": ReadingInfo("|H v - smallest v| for its unit vector v", (), "loss per squared unit", 0),
-    "converged": ReadingInfo("1 if neither eigenvalue moved any more", (), "0 or 1", 0, 1),
+    "converged": ReadingInfo("1 if both eigenvalues have converged", (), "0 or 1", 0, 1),
 }

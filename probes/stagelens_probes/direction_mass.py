@@ -29,10 +29,10 @@ def of_directions(context: ProbeContext) -> bool:
 
 
 def share_along(moment: Tensor, bases: Sequence[Tensor]) -> Tensor:
-    """Returns the fraction of a second moment in each subspace and, last, in none: [head, group].
+    """Returns the fraction of a second moment in each subspace and, last, outside of all: [head, group].
 
     `moment` is [head, d, d]. Each of `bases` is orthonormal, [d, rank]. A head whose vectors are all 0 has all of its
-    mass in none.
+    mass outside.
     """
     along = torch.stack([(moment @ basis * basis).sum((-1, -2)) for basis in bases], dim=-1)  # [head, group]
     total = moment.diagonal(dim1=-2, dim2=-1).sum(-1, keepdim=True)  # [head, 1]
@@ -49,8 +49,8 @@ def mass_sparsity(mass: Tensor) -> Tensor:
 def direction_masses(activation: Tensor, site: Site, context: ProbeContext) -> Masses:
     """Returns `share_along` of keys, or of the queries of `ProbeContext.queries_at`, [batch, position, head, d].
 
-    There is one sample. By chance, which is an isotropic head, a group of directions has the mass rank / d_head. A head
-    that reads one random direction has more or less than that: `random_margin` is what it rarely exceeds.
+    There is one sample. The chance level of a group of directions is rank / d_head, its mass for an isotropic head. The
+    mass of a head that uses one random direction scatters around it, and rarely exceeds it by `random_margin`.
     """
     if site.hook == QUERIES:
         rows = rows_of(context.queries_at(site), activation.shape[1], context.n_inputs, repr(site.name))

@@ -22,8 +22,8 @@ RUN = 2  # tokens that stay together when a segment repeats
 class Gapped:
     """Sequences in which four segments of tokens repeat, each after another gap.
 
-    The second copy has the runs of the first in reverse order. So each run has a gap of its own around the nominal one,
-    and a head that attends to a fixed distance meets one of them at most.
+    The second copy has the runs of the first in reverse order. So each run has its own gap around the nominal one,
+    and a head that attends to a fixed distance matches at most one run.
     """
 
     tokens: Tensor  # int [sequence, position]
@@ -38,7 +38,7 @@ class Gapped:
 def gapped_tokens(d_vocab: int, size: int, sequences: int, seed: int = 0) -> Gapped:
     """Returns sequences of `size` > 128 tokens. The four segments repeat after 1, 4, 8 and 15 sixteenths of them.
 
-    The first token belongs to no segment, because many heads attend to it whatever it is. The tokens of all segments
+    The first token belongs to no segment, because many heads always attend to it. The tokens of all segments
     are distinct and do not occur elsewhere. Other positions have random tokens.
     """
     part = (size - 1) // PARTS

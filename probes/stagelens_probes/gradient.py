@@ -1,4 +1,4 @@
-"""The loss gradient: its norm in each module, and its direction compared with the measurement before."""
+"""The loss gradient: its norm in each module, and its direction compared with the previous measurement."""
 
 from __future__ import annotations
 
@@ -85,10 +85,13 @@ def group_cosines(a: Mapping[str, Tensor], b: Mapping[str, Tensor], groups: Mapp
 
 
 class Gradient(Probe):
-    """Norm of the loss gradient per module, its cosine with the one before, and that between halves of the batch."""
+    """Norm of the loss gradient per module, and its cosines.
+
+    One cosine is with the gradient at the previous measurement, one between the gradients of two halves of the batch.
+    """
 
     name = "gradient"
-    title = "norm of the loss gradient per module, and its cosine with the measurement before"
+    title = "norm of the loss gradient per module, and its cosine with the previous measurement"
     gives = ("norm", "cosine", "halves_cosine")
     described = GRADIENT
     passes = "2, and 2 backward"

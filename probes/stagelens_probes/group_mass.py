@@ -25,7 +25,7 @@ class Masses:
     uniform: Tensor  # [sample or 1, group], the mass under uniform attention over the visible keys
     reach: Tensor  # [group], the fraction of queries that see a key of the group
     lowest_lag: int = 0  # the lag of the first group, if the groups are lags
-    margin: Tensor | float = 0.0  # [group], how far one sample must be above `uniform` to be no chance
+    margin: Tensor | float = 0.0  # [group], how far the mass of a single sample must exceed `uniform` to be significant
     n_queries: int = 1  # of each sequence
 
 
@@ -53,16 +53,17 @@ def group_masses(weights: Weights, site: Site, context: ProbeContext) -> Masses:
     """Returns the attention to each group and, last, to keys of no group."""
     values = as_samples(weights.values)  # [sample, head, query, key]
     here = tuple(group.is_in(site.layer) for group in groups_of(context).values())
-    key = ("groups", here, id(weights.queries), values.shape, values.dtype, values.device)  # shared by layers alike
+    # Layers with the same groups share this key.
+    key = ("groups", here, id(weights.queries), values.shape, values.dtype, values.device)
     keys, uniform, reach = context.constant(key, lambda: _constants(weights, site, context))
     mass = values.flatten(2) @ keys.to(values.dtype).flatten(2).mT  # [sample, head, group]
     return Masses(mass / values.shape[2], uniform, reach, n_queries=weights.values.shape[2])
 
 
 def _constants(weights: Weights, site: Site, context: ProbeContext) -> tuple[Tensor, Tensor, Tensor]:
-    """Returns what depends on the batch alone.
+    """Returns the tensors that depend only on the batch.
 
-    It is which keys belong to each group, [sample or 1, group, query, key], and `uniform` and `reach` of `Masses`. The
+    These are the keys of each group, [sample or 1, group, query, key], and `uniform` and `reach` of `Masses`. The
     keys are stored as numbers if the pattern is short, else as bool.
     """
     queries, values = weights.queries, weights.values
@@ -91,9 +92,9 @@ def _group_masks(weights: Weights, site: Site, context: ProbeContext) -> Tensor:
 
 
 def _mask(name: str, group: Group, site: Site, weights: Weights, context: ProbeContext) -> Tensor:
-    """Returns the keys of a group at the queries that are read, bool [batch or 1, query, key].
+    """Returns the keys of a group at the measured queries, bool [batch or 1, query, key].
 
-    A group has no keys in layers that it does not name.
+    A group has no keys in layers for which it is not defined.
     """
     queries, n_batch, n_key = weights.queries, len(weights.values), weights.queries.n_key
     if not group.is_in(site.layer):
@@ -114,7 +115,7 @@ def _mask(name: str, group: Group, site: Site, weights: Weights, context: ProbeC
 def lag_masses(weights: Weights) -> Masses:
     """Returns the attention at each lag (query - key), from the lowest to the number of keys - 1.
 
-    The reach of every lag counts as 1, because the lags share out all keys of a query.
+    The reach of every lag counts as 1, because each key of a query belongs to exactly one lag.
     """
     values, queries = as_samples(weights.values), weights.queries
     n_key, lowest = queries.n_key, queries.lowest_lag
@@ -127,7 +128,7 @@ def lag_masses(weights: Weights) -> Masses:
     n_lags, n_query = n_key - lowest, values.shape[2]
 
     def added(weight: Tensor) -> Tensor:
-        """[sample, head, query * key] to [sample, head, lag]."""
+        """Sums weights [sample, head, query * key] by lag: returns [sample, head, lag]."""
         nothing = weight.new_zeros(*weight.shape[:2], n_lags)
         return nothing.scatter_add(-1, index.expand(weight.shape), weight) / n_query
 

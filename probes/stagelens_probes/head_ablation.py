@@ -119,7 +119,7 @@ def without_head(context: ProbeContext, site: Site, head: int, replacement: Repl
 
 
 def sequence_losses(context: ProbeContext) -> Tensor | None:
-    """Returns the next-token loss of each sequence, [batch]; None if it is not the loss, or of one sequence only."""
+    """Returns the next-token loss of each sequence, [batch]; None for another loss, or for a single sequence."""
     try:
         losses = scored_losses(context)[1]
     except DoesNotApply:

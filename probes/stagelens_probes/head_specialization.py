@@ -24,7 +24,7 @@ from stagelens_probes.qk_alignment import KEYS, QUERIES
 
 PHASES = ("diffuse", "competitive", "cooperative")
 DIFFUSE_BELOW = 0.2  # mean sparsity of a layer's heads below which the phase is diffuse
-LEADS_ABOVE = 0.05  # of what a head can put on a group beyond chance: below it no group leads
+LEADS_ABOVE = 0.05  # (mass - chance) / (reach - chance) that a leading group must exceed
 SPARSITY = MEANS.index("sparsity")
 
 
@@ -50,7 +50,7 @@ def coverage(leader: Tensor, n_groups: int, n_here: int | None = None) -> Tensor
     """Returns the number of distinct leading groups over min(heads, groups); nan if the layer has no group.
 
     `leader` [head] is the group that each head attends to most; the index `n_groups` is the rest, which does not count.
-    `n_here` is the number of groups that name this layer; None: all of them.
+    `n_here` is the number of groups that are defined for this layer; None: all of them.
     """
     led = (leader[:, None] == torch.arange(n_groups, device=leader.device)).any(0).sum()
     possible = min(len(leader), n_groups if n_here is None else n_here)
@@ -69,15 +69,15 @@ def coverage_chance(n_heads: int, n_groups: int) -> float:
 
 @lru_cache(maxsize=256)
 def quantile(degrees: int) -> float:
-    """Returns the 97.5% quantile of Student's t distribution, of which scipy takes a while."""
+    """Returns the 97.5% quantile of Student's t distribution. It is cached, because scipy's function is slow."""
     return float(t.ppf(0.975, degrees))
 
 
 def leaders(found: Masses, n_groups: int) -> Tensor:
     """Returns the index of each head's leading group, int [head]; `n_groups` if none leads.
 
-    The value of a group is (mass - chance) / (reach - chance). It is what the head puts on the group beyond uniform
-    attention, relative to what it could put there. It is 0 by chance and 1 at most. The leading group has the largest
+    The value of a group is (mass - chance) / (reach - chance): the attention to the group beyond uniform attention,
+    relative to the largest possible one. It is 0 by chance and 1 at most. The leading group has the largest
     value. It must be above LEADS_ABOVE, and the 95% confidence interval of the mass must be above chance. If there is
     one sample, the mass must exceed chance by `Masses.margin`.
     """
@@ -103,9 +103,9 @@ def phase(sparsity: Tensor, leader: Tensor, named: Sequence[int]) -> Tensor:
 
 
 def sinks_of(groups: Sequence[Group]) -> set[int]:
-    """Returns the indices of groups that are the first key alone: heads attend to it when they have nothing to read.
+    """Returns the indices of groups that are the first key alone, to which inactive heads attend.
 
-    If every group is a set of positions, the first key is one among others, and there is no sink.
+    If every group is a set of positions, the first key is a group like any other, and there is no sink.
     """
     if len(groups) > 1 and all(group.positions and not group.offsets and group.content is None for group in groups):
         return set()
@@ -122,7 +122,7 @@ class HeadSpecialization(Probe):
     """
 
     name = "head_specialization"
-    title = "whether heads compete for one group of keys or share the groups out"
+    title = "whether heads compete for one group of keys or attend to different groups"
     gives = (
         *("mass", "mass_error", "mass_chance", "lift", "leader"),
         *("overlap", "coverage", "coverage_chance", "phase"),

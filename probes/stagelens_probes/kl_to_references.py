@@ -16,7 +16,7 @@ from stagelens_probes.described import KL_TO_REFERENCES
 from stagelens_probes.positions import as_index, rows_of
 from stagelens_probes.repeats import ONE_SEQUENCE, mean_and_error
 
-SAME = 1e-6  # nats: a reference this near to the uniform predictor is that one
+SAME = 1e-6  # nats: a reference nearer than this to the uniform predictor counts as uniform
 MOST_KEPT = 2**20  # entries of a reference predictor's output that is cached; larger outputs are computed again
 
 
@@ -33,7 +33,7 @@ def kl_divergences(log_p: Tensor, log_q: Tensor) -> Tensor:
 class KLToReferences(Probe):
     """The mean of KL(f || model) over the scored positions of the batch, for each reference predictor f.
 
-    It is also given as a fraction of KL(f || uniform), the divergence of a predictor that knows nothing.
+    It is also given as a fraction of KL(f || uniform), the divergence of the uniform predictor.
     """
 
     name = "kl_to_references"
@@ -70,7 +70,7 @@ class KLToReferences(Probe):
         known = {name: values for name, values in kl.items() if of_uniform[name].mean() > SAME}
         scales = {name: of_uniform[name].mean() for name in known}
         fractions = {name: values.mean() / scales[name] for name, values in known.items()}
-        # To first order, a ratio of means is the mean of what each sequence adds to it.
+        # To first order, the error of a ratio of means is the mean of one contribution per sequence.
         added = {name: (values - fractions[name] * of_uniform[name]) / scales[name] for name, values in known.items()}
         yield from _with_error("kl", {name: values.mean() for name, values in kl.items()}, kl)
         if known:

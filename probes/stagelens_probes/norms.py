@@ -31,7 +31,7 @@ def row_norms(tensor: Tensor) -> Tensor:
 def stacked_row_norms(tensors: Sequence[Tensor]) -> Tensor:
     """Returns `row_norms` of each tensor, [tensor, row]. All tensors have the same number of rows.
 
-    The square of 1e-23 is 0 in float32. If a norm is not of ordinary size, each row of that tensor is divided by its
+    The square of 1e-23 is 0 in float32. If a norm is too small or too large, each row of that tensor is divided by its
     scale before it is squared.
     """
     rows = [wide(tensor).flatten(1) for tensor in tensors]
@@ -52,9 +52,9 @@ def _scaled_row_norms(rows: Tensor) -> Tensor:
 
 
 def ordinary(sizes: Tensor, small: float = SMALL) -> list[bool]:
-    """Returns for each row of `sizes` [row, ...] if they are between `small` and 1 / `small`.
+    """Returns for each row of `sizes` [row, ...] whether its entries are between `small` and 1 / `small`.
 
-    By default their squares then neither underflow nor overflow in float32.
+    With the default `small`, their squares then neither underflow nor overflow in float32.
 
     Returns False for all under `torch.vmap`, where values cannot be inspected.
     """
@@ -76,7 +76,7 @@ def is_zero(tensor: Tensor) -> bool:
 def scale_of(tensor: Tensor, dim: tuple[int, ...]) -> Tensor:
     """Returns the power of two just below the largest |entry| over `dim`; 1 if that entry is 0 or not finite.
 
-    The dimensions `dim` stay, with size 1. Dividing by a power of two is exact, so that equal variances stay equal.
+    The dimensions `dim` have size 1 in the result. Dividing by a power of two is exact, so equal variances stay equal.
     """
     largest = tensor.abs().amax(dim, keepdim=True)  # many times faster than a norm of order infinity
     return torch.where((largest > 0) & largest.isfinite(), largest.log2().floor().exp2(), 1.0)
@@ -91,7 +91,7 @@ def product_norms(pairs: Sequence[tuple[Tensor, Tensor]]) -> Tensor:
     """Returns the Frobenius norms of a b^T, [pair, row], of `pairs` of a and b [row, m, n].
 
     It makes no product [m, m]: |a b^T|^2 = tr (a^T a) (b^T b). If several rows of a share one row of b, b has fewer.
-    If they are not of ordinary size, both are scaled first, because the fourth power of 1e-12 is 0 in float32.
+    Tiny and huge matrices are scaled first, because the fourth power of 1e-12 is 0 in float32.
     """
     grams = [torch.stack(side) for side in zip(*(_grams(a, b) for a, b in pairs), strict=True)]  # [pair, row, n, n]
     sizes: Tensor = (grams[0] * grams[1]).sum((2, 3)).clamp(min=0).sqrt()  # [pair, row]

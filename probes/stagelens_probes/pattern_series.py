@@ -1,4 +1,4 @@
-"""The attention probes on patterns that are computed without a model, such as those of a flow, at all times at once."""
+"""Applies the attention probes to patterns computed without a model, such as those of a flow, at all times together."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from stagelens_probes.attention import PATTERN
 from stagelens_probes.attention_sparsity import AttentionSparsity
 from stagelens_probes.head_specialization import HeadSpecialization
 
-AT_ONCE = 2**20  # weights that are read at once; more times are read in chunks
+AT_ONCE = 2**20  # attention weights that are processed together; more are processed in chunks of times
 
 Patterns = Callable[..., Mapping[int, Tensor]]  # the state's tensors by name -> layer -> [batch, head, query, key]
 
@@ -29,16 +29,16 @@ def pattern_series(
     batch: Any = None,
     visible_keys: Callable[[int | None, int, int], Tensor] | None = None,
 ) -> Iterable[Reading]:
-    """Yields what `attention_sparsity` and `head_specialization` read of attention patterns, [time, ...].
+    """Yields the readings of `attention_sparsity` and `head_specialization` for attention patterns, [time, ...].
 
-    The probes are those that read models, vectorized over times. A probe that does not apply yields nothing.
+    These are the same probes as for models, vectorized over times. A probe that does not apply yields nothing.
 
     Args:
         states: Arrays by name, [time, ...].
         patterns: A function of the state at one time, as tensors by name. It returns the attention of each layer,
             [batch, head, query, key].
         groups: The groups of keys, as `Task.groups` returns them.
-        batch: What their masks are functions of.
+        batch: The batch that is passed to the mask functions of the groups.
         visible_keys: A function (layer, n_query, n_key) -> bool [query, key]. Default: causal attention.
     """
     given = {name: torch.as_tensor(values) for name, values in states.items()}

@@ -116,7 +116,7 @@ DIMS: dict[str, tuple[str, ...]] = {
 
 
 class QKAlignment(Probe):
-    """The components of the scores of each head, the principal components of its keys and queries, and directions."""
+    """The components of each head's scores, the principal components of its keys and queries, and their directions."""
 
     name = "qk_alignment"
     title = "principal components of keys and queries, and how they align"
@@ -130,7 +130,7 @@ class QKAlignment(Probe):
         return f"the model has no hook {missing[0]!r}" if missing else context.padding()
 
     def reduce(self, activation: Tensor, site: Site, context: ProbeContext) -> Moments:
-        """Returns the moments of the keys; those of the queries are of `ProbeContext.queries_at`."""
+        """Returns the moments of the keys, or of the queries in `ProbeContext.queries_at`."""
         is_query = site.hook in (QUERIES, ROTATED[QUERIES])
         if is_query:
             rows = rows_of(context.queries_at(site), activation.shape[1], context.n_inputs, repr(site.name))
@@ -155,7 +155,7 @@ class QKAlignment(Probe):
                 yield Reading(name, values, dims, {dim: coords[dim] for dim in dims if dim in coords})
 
     def _measures(self, pairs: Sequence[tuple[Moments, Moments]], context: ProbeContext) -> list[dict[str, Tensor]]:
-        """Returns the readings of each layer by name, from its queries and keys. Layers alike are computed at once."""
+        """Returns the readings of each layer by name, from its queries and keys. Equal layers are computed together."""
         alike: dict[Any, list[int]] = {}
         for layer, (query, key) in enumerate(pairs):
             alike.setdefault((query.form, key.form), []).append(layer)

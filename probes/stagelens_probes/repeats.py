@@ -36,7 +36,7 @@ def repeated_tokens(d_vocab: int, n_ctx: int, seed: int = 0, sequences: int = SE
 
     The longest S is the one that fits into the context and the vocabulary. S takes all lengths from half of it on, each
     about equally often, in random order. The offset is uniform and at least 1, because many heads attend to position 0
-    whatever its token is. The tokens of a segment are distinct and do not occur in the filler, so that each token of
+    for any token. The tokens of a segment are distinct and do not occur in the filler, so that each token of
     the second copy occurred exactly once before.
     """
     size = min(n_ctx, LONGEST)
@@ -58,11 +58,11 @@ def repeated_tokens(d_vocab: int, n_ctx: int, seed: int = 0, sequences: int = SE
 
 
 def asked_keys(repeats: Repeats) -> Tensor:
-    """Returns how much the attention of each query to each key counts in each score, [sequence, score, query, key].
+    """Returns the weight of each query's attention to each key in each score, [sequence, score, query, key].
 
-    Each score is a mean over queries of the attention to one key. The token of a query q in the second copy occurred at
-    q - S. Prefix matching is the attention to q - S + 1, the token after it; duplicate token is that to q - S.
-    Previous token is the attention of every query but the first to q - 1.
+    Each score is a mean over queries of the attention to one key. The token of a query q in the second copy occurred
+    at q - S. Prefix matching is the attention to q - S + 1, the token after it. Duplicate token is the attention to
+    q - S. Previous token is the attention of every query but the first to q - 1.
     """
     position = torch.arange(repeats.tokens.shape[1], device=repeats.tokens.device)
     S, start = repeats.length[:, None], (repeats.offset + repeats.length)[:, None]

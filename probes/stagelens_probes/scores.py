@@ -16,17 +16,17 @@ from stagelens.recording import wide
 from stagelens_probes.norms import ordinary, scale_of
 
 GROUPS = 8  # groups of sequences whose spread gives the standard errors
-MODERATE = 1e-3  # the errors have eighth powers of sizes from this to its inverse, which are normal in float32
+MODERATE = 1e-3  # the errors contain eighth powers, which are normal in float32 for sizes from this to its inverse
 DRAWS = 64  # draws of the chance levels
 ROUNDING = 1e-12  # keys whose variance is below this fraction of their mean square are constant up to rounding
 
 
 @dataclass(frozen=True)
 class Moments:
-    """Moments of the vectors of each head. Vectors of no ordinary size are in units of the head's largest entry.
+    """Moments of the vectors of each head. Tiny and huge vectors are in units of the head's largest entry.
 
-    Attention scores are inner products. A softmax over keys does not see what all keys have in common, so the keys of
-    scores are centered, and the queries are not.
+    Attention scores are inner products. A softmax over keys does not depend on the common part of all keys. So the
+    keys of scores are centered, and the queries are not.
     """
 
     mean: Tensor  # [head, d]
@@ -125,7 +125,7 @@ def score_components(query: Moments, key: Moments, factor: Tensor) -> dict[str, 
     values, vectors = principal_components(factor @ C @ factor.mT)
     explained = shares(values)
     rank = effective_rank(explained)
-    # To first order, sigma_i^2 changes by itself times the changes of the mean squares of y_i and z_i.
+    # To first order, the relative change of sigma_i^2 is the sum of the changes of the mean squares of y_i and z_i.
     of_key = vectors @ factor  # [head, component, d]: its product with a key is sigma_i z_i
     of_query = of_key @ C  # its product with a query is sigma_i^2 y_i
     z, y = mean_squares(of_key, key), mean_squares(of_query, query)
@@ -177,7 +177,7 @@ def mean_squares(rows: Tensor, moments: Moments) -> Tensor:
 
 
 def ratio_change(part: Tensor, total: Tensor, ratio: Tensor, whole: Tensor) -> Tensor:
-    """Returns the change of `ratio`, a part over its `whole`, if they change by `part` and by `total`."""
+    """Returns the first-order change of `ratio` if its numerator changes by `part` and its denominator by `total`."""
     return (part - ratio * total) / torch.where(whole == 0, 1.0, whole)
 
 
@@ -199,7 +199,7 @@ def isotropic_scores(d: int, n_queries: int, n_keys: int) -> tuple[float, float]
     """Returns the means of `score_top` and `score_rank` over 64 draws of normal queries and keys in d dimensions.
 
     All are independent, with covariance 1. A sample is drawn by the triangular factor of its second moment (Bartlett):
-    its diagonal has chi, its other entries normal numbers. Keys are centered, which takes one of them away.
+    its diagonal is chi-distributed, and the entries above it are normal. Centering the keys removes one of them.
     """
     stream = np.random.default_rng(0)
     tops, ranks = [], []

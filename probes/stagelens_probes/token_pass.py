@@ -31,12 +31,12 @@ def attention(pattern: Tensor, visible: Tensor) -> Tensor:
 def read_patterns(
     tokens: Tensor, context: ProbeContext, read: Callable[[Tensor, Tensor, int], T], queries: Tensor | None = None
 ) -> dict[Site, list[T]]:
-    """Runs the model on `tokens` [sequence, position]. Returns what `read` gives for the blocks of each layer.
+    """Runs the model on `tokens` [sequence, position]. Returns the results of `read` for the blocks of each layer.
 
-    It is called as `read(pattern, visible, block)` for each row of `queries` [block, query], or once if that is None.
+    `read(pattern, visible, block)` is called for each row of `queries` [block, query], or once if `queries` is None.
     `pattern` is [sequence or 1, head, query, position] and `visible` bool [query, position], at the positions of that
-    block, or at all. Raises DoesNotApply if the model does not run on such tokens, or does not have a query and a key
-    at each of them.
+    block, or at all positions. Raises DoesNotApply if the model does not run on such tokens, or does not have a query
+    and a key at each of them.
     """
     found: dict[Site, list[T]] = {}
     n, size = tokens.shape

@@ -36,10 +36,10 @@ def has_heads(name: str, parameter: Tensor, context: ProbeContext) -> bool:
 
 
 def head_matrices(context: ProbeContext, one: str, other: str) -> list[tuple[Tensor, Tensor]] | str:
-    """Returns two matrices [head, ...] of each layer, such as W_Q and W_K, or why not.
+    """Returns two matrices [head, ...] of each layer, such as W_Q and W_K, or why there are none.
 
     W_Q, W_K and W_V are [head, d_model, d_head], W_O is [head, d_head, d_model]. If heads share keys and values, W_K
-    and W_V have fewer heads. A model of one's own may have matrices of these names in another layout. So they count
+    and W_V have fewer heads. A user's model may have matrices of these names in another layout. So they count
     only if the model has `cfg.d_model`, or is watched.
     """
     found = []
