@@ -29,7 +29,7 @@ def test_a_device_that_cannot_compute_here_is_one_line(name):
 
 
 @pytest.mark.parametrize("kind", [Regression, Repeats])
-def test_a_task_that_keeps_to_its_device_passes(kind):
+def test_a_task_that_stays_on_its_device_passes(kind):
     check_task_device(kind(kind.Config()))
 
 

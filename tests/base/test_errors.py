@@ -5,7 +5,7 @@ from __future__ import annotations
 from stagelens.base.errors import EnvironmentFault, StagelensError, UsageError, unknown
 
 
-def test_the_nearest_name_is_offered_only_where_there_is_one():
+def test_the_nearest_name_is_suggested_only_if_it_is_near():
     assert str(unknown("probe", "curvture", ["curvature", "gradient"])) == (
         "unknown probe 'curvture' (did you mean 'curvature'?); known: curvature, gradient"
     )

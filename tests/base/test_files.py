@@ -29,7 +29,7 @@ def test_a_failure_leaves_the_old_file_and_nothing_next_to_it(tmp_path):
     assert list(tmp_path.iterdir()) == [path]
 
 
-def test_a_place_that_cannot_be_written_is_an_environment_error(tmp_path):
+def test_a_path_that_cannot_be_written_is_an_environment_error(tmp_path):
     with pytest.raises(EnvironmentFault, match=r"cannot write .*No such file or directory"):
         write_text(tmp_path / "nowhere" / "a.txt", "text")
     (tmp_path / "file").write_text("")

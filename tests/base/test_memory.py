@@ -69,7 +69,7 @@ def test_a_containers_limit_counts_where_it_is_the_lower_one(monkeypatch, tmp_pa
 
 
 @linux
-def test_a_process_that_was_given_less_keeps_to_that():
+def test_an_existing_memory_limit_is_not_raised():
     """An existing limit is not raised."""
     script = (
         "import resource; from stagelens.base.memory import within_memory\n"
@@ -80,7 +80,7 @@ def test_a_process_that_was_given_less_keeps_to_that():
 
 
 @linux
-def test_the_command_line_tells_of_a_model_that_does_not_fit(cli, tmp_path):
+def test_the_command_line_reports_a_model_that_does_not_fit(cli, tmp_path):
     answer = cli("run", "markov", "--set", "d=1000000000")
     assert answer.code == 3 and "give smaller sizes" in answer.complaint
     assert list(tmp_path.iterdir()) == []

@@ -46,7 +46,7 @@ def test_close_is_relative_by_default_and_goes_item_by_item(measured, expected, 
     assert close("x", measured, expected, 0.03, "Eq. 1", relative=relative).holds is holds
 
 
-def test_close_says_which_tolerance_it_used():
+def test_close_reports_the_tolerance():
     assert close("x", 1.0, 1.0, 0.03, "").tolerance == "3%"
     assert close("x", 1.0, 1.0, 0.03, "", relative=False).tolerance == 0.03
 
@@ -61,7 +61,7 @@ def test_close_says_which_tolerance_it_used():
         (["never", "never"], False),
     ],
 )
-def test_ordered_is_strict_and_words_are_in_no_order(numbers, holds):
+def test_ordered_is_strict_and_rejects_strings(numbers, holds):
     assert ordered("times", numbers, "").holds is holds
 
 
@@ -93,7 +93,7 @@ def test_lists_that_do_not_pair_are_an_error():
         ordered("x", [1.0], "")
 
 
-def test_seeds_hold_together_or_not_at_all():
+def test_a_check_in_every_seed_holds_only_if_all_seeds_hold():
     both = in_every_seed({0: at_most("x", 1, 2, ""), 4: at_most("x", 3, 2, "")})
     assert not both.holds
     assert (both.measured, both.expected, both.seeds) == ([1, 3], "<= 2", {0: True, 4: False})
@@ -117,7 +117,7 @@ def test_values_become_plain_and_survive_json():
     assert Result.from_dict(json.loads(json.dumps(result.to_dict(), allow_nan=False))) == result
 
 
-def test_what_was_not_reached_is_words_that_say_by_when():
+def test_an_event_that_did_not_occur_is_a_string_with_the_last_step():
     assert reached([1.0, np.nan, [None, 2]], by=900) == [1.0, "not reached by 900", ["not reached by 900", 2]]
     assert reached(np.inf) == reached([]) == "not reached" and reached(3.5, by=1.0) == 3.5
     for check in (at_least, at_most):
@@ -126,7 +126,7 @@ def test_what_was_not_reached_is_words_that_say_by_when():
     assert not ordered("x", reached([1.0, None]), "Fig. 1").holds
 
 
-def test_a_check_per_seed_is_the_check_of_each_seed_as_one():
+def test_per_seed_combines_the_checks_of_all_seeds():
     values = {0: 1.0, 3: 2.0}
     assert per_seed(close, "x", values, 1.0, 0.5, "Fig. 1", relative=False) == in_every_seed(
         {s: close("x", v, 1.0, 0.5, "Fig. 1", relative=False) for s, v in values.items()}

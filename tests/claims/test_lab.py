@@ -37,7 +37,7 @@ def test_a_run_is_trained_once(lab):
     assert len(folders(lab)) == 1
 
 
-def test_the_same_config_is_the_same_run_however_it_is_said(lab):
+def test_the_same_config_is_the_same_run_in_any_notation(lab):
     told = lab.run("small/regression", {"steps": 40, "lr": 0.02})
     assert lab.run("small", {}).folder == told.folder
 

@@ -61,7 +61,7 @@ def test_runs_are_shared_between_claims_and_cached(verifying, tmp_path):
 
 
 @pytest.mark.slow
-def test_side_by_side_claims_come_to_the_same_and_still_share_runs(verifying, tmp_path):
+def test_parallel_verification_gives_the_same_verdicts_and_shares_runs(verifying, tmp_path):
     together = verifying("T2", "T1", "T7", workers=2)
     assert together.code == 1 and [result["id"] for result in together.json] == ["T1", "T2", "T7"]
     assert len(kept_runs(tmp_path)) == 3
@@ -69,7 +69,7 @@ def test_side_by_side_claims_come_to_the_same_and_still_share_runs(verifying, tm
         assert (one["verdict"], one["checks"], one["error"]) == (other["verdict"], other["checks"], other["error"])
 
 
-def test_a_claim_may_need_more_than_there_is(verifying, tmp_path):
+def test_a_claim_may_need_a_larger_budget(verifying, tmp_path):
     answer = verifying("T3")
     assert answer.code == 0
     assert [(result["verdict"], result["checks"]) for result in answer.json] == [("needs budget", [])]

@@ -106,7 +106,7 @@ def test_a_broken_plugin_is_a_warning_and_everything_else_works(cli, tmp_path):
     )
 
 
-def test_run_show_and_runs_tell_the_same(cli, tmp_path):
+def test_run_show_and_runs_print_the_same(cli, tmp_path):
     answer = cli("run", "markov", *QUICK, "--seed", 1, "--json")
     assert answer.code == 0 and answer.err == ""
     ran = answer.json
@@ -128,25 +128,25 @@ def test_run_show_and_runs_tell_the_same(cli, tmp_path):
     assert (tmp_path / ran["run"] / "report.html").exists()
 
 
-def test_resuming_a_finished_run_says_it_is_finished(cli, copied):
+def test_resuming_a_finished_run_reports_that_it_is_finished(cli, copied):
     answer = cli("run", "markov", *QUICK, "--seed", 1, "--name", "done", "--resume", "--json")
     assert answer.code == 0 and answer.json["status"] == "finished"
 
 
-def test_export_says_where(cli, copied):
+def test_export_prints_the_path_of_the_file(cli, copied):
     answer = cli("export", "done", "--format", "csv", "--json").json
     assert answer["file"] == "runs/done/timeline.csv" and (copied / "timeline.csv").exists()
     assert cli("export", "done", "-o", "out.parquet").out.strip() == "out.parquet"
 
 
-def test_doctor_finds_this_installation_well(cli):
+def test_doctor_finds_no_problem_in_this_installation(cli):
     findings = cli("doctor", "--json").json
     found = {finding["what"]: finding for finding in findings}
     assert {"python", "torch", "transformer-lens", "device", "plugin markov", "runs folder"} <= found.keys()
     assert found["torch"]["ok"] and found["plugin markov"]["ok"]
 
 
-def test_doctor_says_how_to_fix_a_broken_plugin(cli, tmp_path):
+def test_doctor_prints_how_to_fix_a_broken_plugin(cli, tmp_path):
     (tmp_path / "broken_three.py").write_text("1 / 0\n")
     answer = cli("--plugin-dir", tmp_path / "broken_three.py", "doctor", "--json")
     (finding,) = [f for f in answer.json if f["what"] == "plugin broken_three"]

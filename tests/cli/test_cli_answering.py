@@ -201,7 +201,7 @@ def test_the_step_and_the_curve_are_found_in_what_loggers_write(cli, tmp_path, h
         ("0,1", 2, ("--step", "a"), "columns without a header"),
     ],
 )
-def test_a_table_that_does_not_say_what_is_meant_is_asked_about(cli, tmp_path, header, columns, options, message):
+def test_an_ambiguous_table_is_an_error_that_asks_for_the_columns(cli, tmp_path, header, columns, options, message):
     answer = cli("stages", curve_file(tmp_path, [header, *rows_of(*[N] * columns)]), *options)
     assert message in answer.complaint and answer.code == 2
 
@@ -281,14 +281,14 @@ def test_compare_prints_what_it_promises(cli, runs):
     assert len(found["rows"]) == 5 and found["rows"][0]["seeds"] == [0, 1]
 
 
-def test_compare_writes_a_figure_and_says_where(cli, runs, tmp_path):
+def test_compare_writes_a_figure_and_prints_its_path(cli, runs, tmp_path):
     answer = cli("compare", "seed0", "seed1", "--runs", runs, "--probe", "s", "--probe", "loss", "-o", "both.svg")
     assert answer.code == 0 and answer.out.rstrip().endswith("both.svg")
     text = (tmp_path / "both.svg").read_text()
     assert "s/entropy" in text and "mean over head" in text and "made/up, 2 seeds" in text
 
 
-def test_one_run_can_be_looked_at_alone(cli, runs):
+def test_a_single_run_can_be_compared(cli, runs):
     assert len(cli("compare", runs / "seed0", "--json").json["rows"]) == 5
 
 
@@ -330,13 +330,13 @@ def test_a_report_is_an_html_page(cli, runs):
     assert "is not a directory" in cli("report", "seed0", "--runs", runs, "-o", "no/x.html").complaint
 
 
-def test_show_tells_what_the_probes_saw(cli, runs):
+def test_show_prints_the_events_of_the_probes(cli, runs):
     event = {"step": 400, "what": "diffuse → cooperative", "series": "head_specialization/phase"}
     assert event in cli("show", "seed0", "--runs", runs, "--json").json["probe_events"]
     assert "diffuse → cooperative" in cli("show", "seed0", "--runs", runs).out
 
 
-def test_looking_at_runs_imports_neither_torch_nor_matplotlib(runs):
+def test_commands_that_read_runs_import_neither_torch_nor_matplotlib(runs):
     code = (
         "import contextlib, sys\n"
         "from stagelens.cli import main\n"

@@ -107,7 +107,7 @@ def _all_of(terminal: int) -> bytes:
     return shown
 
 
-def test_censored_points_are_said(sweep) -> None:
+def test_censored_points_are_reported(sweep) -> None:
     answer = sweep("--grid", "T=1,2,4,1000", "--measure", "plateau_length@0.6", "--fit", "T", "--workers", 1)
     assert "1 points are censored" in answer.out
     assert "> 100" in answer.out
@@ -144,7 +144,7 @@ def test_a_law_that_cannot_be_fitted_still_gives_the_table(sweep) -> None:
     assert "no power-law fit: 2 points for 3 unknowns" in answer.err
 
 
-def test_run_takes_several_seeds_and_says_where_they_could_not_be_one(cli) -> None:
+def test_run_takes_several_seeds_and_reports_those_that_cannot_be_vectorized(cli) -> None:
     answer = cli("--plugin-dir", PLUGIN, "run", "power/law", "--seeds", 2, "--seed", 3, "--json")
     assert answer.json["seeds"] == [3, 4]
     assert answer.json["together"] is False
@@ -152,7 +152,7 @@ def test_run_takes_several_seeds_and_says_where_they_could_not_be_one(cli) -> No
     assert "one by one: a flow has no model to stack" in answer.err
 
 
-def test_several_seeds_are_shown_as_one_group(cli) -> None:
+def test_several_seeds_are_shown_as_a_seed_group(cli) -> None:
     answer = cli("--plugin-dir", PLUGIN, "run", "power/law", "--seeds", 2)
     assert "power/law, 2 seeds" in answer.out
     assert answer.out.strip().endswith("power-law-quick-seeds.html")

@@ -86,7 +86,7 @@ def test_mistakes_are_one_line(figure, words, complaint):
     ("name", "complaint"),
     [("nothing", "has nothing to show"), ("nowhere", "has no 'nowhere'"), ("fig3", "draws fig2, not fig3")],
 )
-def test_a_figure_that_cannot_be_drawn_says_why(figure, name, complaint):
+def test_a_figure_that_cannot_be_drawn_is_reported_with_the_reason(figure, name, complaint):
     answer = figure("halves", name)
     assert answer.code == 1 and complaint in answer.complaint
 

@@ -54,7 +54,7 @@ def test_no_command_line_ends_in_a_traceback(world, imports):
 
 
 @pytest.mark.parametrize("name", ["a\nb", "\x1b[31mred", "\udcff", "\u202eabc", "x" * 100_000, "n" * 300, "--", "\x85"])
-def test_a_name_that_no_terminal_should_see_raw_is_reported_in_one_line(world, name):
+def test_control_characters_in_a_name_are_escaped_in_the_error(world, name):
     for line in (["run", name], ["show", name], ["stages", name], ["run", "markov", "--set", name], [name]):
         ended = call(line)
         assert ended.code == 2 and not fault_of(line, ended), (line, ended)
@@ -86,7 +86,7 @@ def taken_or_refused(function, *given) -> None:
         ("emergence/recall", "layers=1000000000"),
     ],
 )
-def test_what_no_machine_can_compute_is_refused_at_once(task, setting):
+def test_sizes_that_no_machine_can_compute_are_refused_at_once(task, setting):
     kind = host().task(task).load()
     with pytest.raises(UsageError, match="config"):
         make_config(kind.Config, kind.presets, "quick", [setting])

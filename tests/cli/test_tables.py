@@ -42,7 +42,7 @@ def test_no_word_of_a_table_is_divided(width, monkeypatch):
     assert "\x1b" in lines[0] or max(map(len, lines)) <= width
 
 
-def test_widths_fill_the_room_and_leave_the_choice_to_rich_if_it_is_wide_enough():
+def test_column_widths_fill_the_terminal_and_are_left_to_rich_if_all_fits():
     columns, rows = ["name", "meaning"], [["a" * 10, "one two three four five six"], ["b", "seven"]]
     assert column_widths(columns, rows, 80) == [None, None]
     assert column_widths(columns, rows, 16) is None  # the longest words, of 10 and 7 letters, need 19

@@ -18,7 +18,7 @@ from stagelens.comparing.alignment import (
 )
 
 
-def test_fraction_is_the_share_of_the_whole_training():
+def test_fraction_is_the_step_over_the_last_step():
     assert by_fraction([0, 50, 200], 200).tolist() == [0, 0.25, 1]
 
 
@@ -27,7 +27,7 @@ def test_fraction_of_a_training_without_length_is_refused():
         by_fraction([0], 0)
 
 
-def test_loss_is_the_share_of_the_way_from_first_to_lowest():
+def test_loss_is_the_fraction_of_the_fall_from_first_to_lowest():
     assert by_loss([0, 10, 20], [0, 10, 20], [4.0, 3.0, 2.0]).tolist() == [0, 0.5, 1]
 
 
@@ -40,7 +40,7 @@ def test_steps_between_two_losses_are_interpolated():
     assert by_loss([5], [0, 10], [1.0, 0.0]).tolist() == [0.5]
 
 
-def test_a_loss_that_never_falls_has_no_way():
+def test_a_loss_that_never_falls_cannot_be_aligned():
     with pytest.raises(UsageError, match="never falls"):
         by_loss([0, 1], [0, 1], [1.0, 1.5])
 
@@ -115,11 +115,11 @@ def test_resampling_a_line_gives_the_line():
     assert resample(np.array([0.5, 3.0]), axis, 2 * axis).tolist() == [1, 6]
 
 
-def test_points_that_share_a_place_count_as_their_mean():
+def test_points_that_share_a_position_count_as_their_mean():
     assert resample(np.array([1.0]), np.array([0.0, 1.0, 1.0, 2.0]), np.array([0.0, 2.0, 4.0, 9.0])).tolist() == [3]
 
 
-def test_a_resampled_line_leaves_from_the_last_of_the_points_that_share_a_place():
+def test_a_resampled_line_starts_from_the_last_of_the_points_that_share_a_position():
     axis, values = np.array([0.0, 1.0, 1.0, 2.0]), np.array([0.0, 2.0, 4.0, 9.0])
     assert resample(np.array([0.5, 1.5]), axis, values).tolist() == [1, 6.5]
 

@@ -208,7 +208,7 @@ def test_a_group_that_went_through_the_same_stages_has_one_row_each_with_its_spr
     assert table[0]["spread"]["end"] == pytest.approx(ends)
 
 
-def test_a_group_whose_seeds_went_different_ways_is_tabled_seed_by_seed(tmp_path):
+def test_a_group_whose_seeds_have_different_stages_has_a_row_per_seed(tmp_path):
     write_run(tmp_path, "two", {"loss": staircase(STEPS, (200, 600), LEVELS)}, seed=0)
     write_run(tmp_path, "one", {"loss": staircase(STEPS, (400,), (3.0, 1.0))}, seed=1)
     table = sl.compare(["two", "one"], folder=tmp_path).table
@@ -254,7 +254,7 @@ def test_the_figure_has_a_line_per_group_and_a_panel_per_series(runs):
     assert entries == ["made/up, 2 seeds", "thin vertical lines: transitions"]
 
 
-def test_the_axis_of_steps_says_where_flows_are_among_them(runs):
+def test_the_axis_of_steps_names_the_times_of_flows(runs):
     assert sl.compare(["other"], folder=runs).x_label == "time"
     assert sl.compare(["seed0", "other"], folder=runs).x_label == "training step, or a flow's time"
 

@@ -66,7 +66,7 @@ def test_text_takes_the_type_of_its_field(setting, key, value):
     assert found == value and type(found) is type(value)
 
 
-def test_a_preset_lies_under_the_settings():
+def test_settings_override_a_preset():
     assert made().steps == 10 and made("steps=20").steps == 20
     assert made(preset="paper").betas == (3.0,)
     assert made("steps=20", "steps=30").steps == 30
@@ -113,7 +113,7 @@ def test_mistakes_say_what_was_given_and_what_was_expected(setting, message):
     assert "\n" not in str(caught.value)
 
 
-def test_a_nested_key_after_a_wrong_whole_is_still_one_line():
+def test_a_nested_key_after_a_wrong_parent_is_reported_in_one_line():
     with pytest.raises(UsageError, match="config key 'inner'"):
         made("inner=5", "inner.width=3")
 
@@ -123,7 +123,7 @@ def test_an_unknown_preset_lists_the_known_ones():
         made(preset="quik")
 
 
-def test_another_default_does_not_lift_a_bound():
+def test_another_default_does_not_remove_a_bound():
     class Shorter(sl.TaskConfig):
         steps: int = 40
 

@@ -31,7 +31,7 @@ def test_a_position_that_is_no_key_is_refused(position):
         Group(positions=(0, position)).keys(4, 4)
 
 
-def test_a_group_is_in_the_layers_that_it_names_or_in_all():
+def test_a_group_applies_to_the_layers_that_it_names_or_to_all():
     assert [Group(offsets=(1,), layers=(0, 2)).is_in(layer) for layer in (0, 1, 2, None)] == [True, False, True, False]
     assert all(Group(offsets=(1,)).is_in(layer) for layer in (0, 1, None))
 

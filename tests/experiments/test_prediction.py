@@ -123,7 +123,7 @@ def test_a_time_is_compared_with_the_event_that_it_names() -> None:
     assert (found.measured, found.error, found.note) == (None, None, NOT_REACHED)
 
 
-def test_a_measure_says_what_it_is_and_that_it_found_nothing() -> None:
+def test_a_custom_measurement_is_described_and_may_find_nothing() -> None:
     def prediction(value: float | None) -> sl.Prediction:
         return sl.Prediction("t", "time", 2.0, "Eq. 4", measure=lambda _: value, compared_with="half of the drop")
 
@@ -132,7 +132,7 @@ def test_a_measure_says_what_it_is_and_that_it_found_nothing() -> None:
         assert (found.measured, found.note, found.compared_with) == (measured, note, "half of the drop")
 
 
-def test_a_curve_says_where_it_is_furthest_and_a_missing_series_is_named() -> None:
+def test_a_curve_reports_its_largest_deviation_and_a_missing_series_is_named() -> None:
     curve = sl.Prediction("c", "curve", lambda t: np.where(t > 500, 1.0, 0.0), "Eq. 5", series="x")
     (found,) = score([curve], timeline(x=np.where(STEPS[7] == STEPS, 0.5, np.where(STEPS > 500, 1.0, 0.0))))
     assert f"step {STEPS[7]:g}" in found.compared_with

@@ -62,7 +62,7 @@ def test_a_solution_may_start_later_and_may_be_of_one_moment():
     assert solve(lambda t, x: -x, [1.0, 2.0], [3.0, 3.0]).states.tolist() == [[1.0, 2.0], [1.0, 2.0]]
 
 
-def test_a_solver_that_fails_says_how_far_it_came():
+def test_a_solver_that_fails_reports_the_time_that_it_reached():
     with np.errstate(all="ignore"), pytest.raises(StagelensError, match="beyond time 1: Required step size"):
         solve(lambda t, x: x**2, [1.0], np.linspace(0, 2, 21), method="RK45")  # 1 / (1 - t)
 

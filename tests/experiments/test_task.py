@@ -11,7 +11,7 @@ TASKS = dict(make_host().tasks)
 
 
 @pytest.mark.parametrize("task_id", TASKS)
-def test_a_reference_says_what_its_class_says(task_id):
+def test_a_reference_agrees_with_its_class(task_id):
     reference = TASKS[task_id]
     kind = reference.load()
     assert issubclass(kind, Experiment)

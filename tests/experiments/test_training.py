@@ -74,7 +74,7 @@ def test_a_checkpoint_of_an_unfused_adam_continues_unfused():
     assert all(torch.equal(a, b) for a, b in zip(before.model.parameters(), after.model.parameters(), strict=True))
 
 
-def test_a_users_hooked_transformer_is_trained_fast_and_a_strange_one_says_why_not():
+def test_a_users_transformer_takes_the_fused_path_or_the_reason_is_reported():
     from kit.fast_models import theirs
     from stagelens.models import FastTransformer, SlowForward
 

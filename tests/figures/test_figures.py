@@ -54,12 +54,12 @@ def overlapping(figure, things):
 
 
 @pytest.mark.parametrize("places", [[0.5], [0.1, 0.5, 0.9], [0.5, 0.5, 0.5], [0.0, 0.01, 0.02], [0.97, 0.98, 1.0]])
-def test_places_are_spread_and_stay_inside(places):
+def test_label_positions_are_spread_and_stay_inside(places):
     moved = spread(places, 0.1)
     assert (np.diff(moved) >= 0.1 - 1e-12).all() and moved.min() >= -1e-12 and moved.max() <= 1 + 1e-12
 
 
-def test_places_move_as_little_as_may_be():
+def test_label_positions_move_as_little_as_possible():
     assert spread([0.1, 0.5, 0.9], 0.1) == pytest.approx([0.1, 0.5, 0.9])
     assert spread([0.5, 0.5], 0.1) == pytest.approx([0.45, 0.55])  # each half of the way
     assert spread([], 0.1).size == 0

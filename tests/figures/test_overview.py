@@ -99,7 +99,7 @@ def test_reasons_are_never_cut(tmp_path):
     assert not flaws(drawn(run))
 
 
-def test_a_head_looks_alike_in_all_panels_also_where_one_layer_is_measured(tmp_path):
+def test_a_head_has_the_same_style_in_all_panels_also_if_one_layer_is_measured(tmp_path):
     rise = (LOSS / 3)[:, None, None] * np.array([[0.3, 0.6], [0.5, 0.9]])
     series = {
         "loss": LOSS,

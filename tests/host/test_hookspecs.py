@@ -36,7 +36,7 @@ def test_every_hook_is_implemented_in_some_test(name):
     assert any(f"@sl.hookimpl\n    def {name}(" in text for text in texts)
 
 
-def test_the_module_says_every_hook_in_its_life_cycle():
+def test_the_module_lists_every_hook_in_its_life_cycle():
     for name in HOOKS:
         assert name.removeprefix("stagelens_") in (hookspecs.__doc__ or "")
 

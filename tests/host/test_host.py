@@ -153,7 +153,7 @@ def test_a_plugin_that_hides_another_module_is_refused(tmp_path):
     assert "has the name of another module" in plugin(host, "json").error
 
 
-def test_places_that_hold_no_plugin_are_mistakes(tmp_path):
+def test_paths_without_a_plugin_are_mistakes(tmp_path):
     with pytest.raises(UsageError, match="has no Python module"):
         make_host([tmp_path])
     with pytest.raises(UsageError, match="does not exist"):

@@ -293,7 +293,7 @@ def test_a_model_built_with_a_hook_of_tokens_is_fast() -> None:
     assert covers(model, inputs_for(learned()))
 
 
-def test_a_compiled_model_takes_the_fast_way_in_one_graph() -> None:
+def test_a_compiled_model_takes_the_fused_path_in_one_graph() -> None:
     """The decision must be traceable, and must be the same while tracing."""
     model = learned()
 

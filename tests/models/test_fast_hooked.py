@@ -46,7 +46,7 @@ def test_a_hook_on_any_point_sees_what_it_saw_before(direction: str, monkeypatch
         lambda model, hook: torch.nn.modules.module.register_module_forward_hook(hook),
     ],
 )
-def test_torchs_own_hooks_are_heard(register: object, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_torchs_own_hooks_are_called(register: object, monkeypatch: pytest.MonkeyPatch) -> None:
     model = small()
     tokens, calls = inputs_for(model), []
     handle = register(model, lambda *args: calls.append(1))
@@ -59,7 +59,7 @@ def test_torchs_own_hooks_are_heard(register: object, monkeypatch: pytest.Monkey
     assert taken(model, tokens, monkeypatch) == "fast"
 
 
-def test_a_hook_on_the_model_itself_is_heard_either_way(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_hook_on_the_model_itself_is_called_on_both_paths(monkeypatch: pytest.MonkeyPatch) -> None:
     model, outputs = small(), []
     model.register_forward_hook(lambda module, inputs, output: outputs.append(output))
     tokens = inputs_for(model)
@@ -88,7 +88,7 @@ def test_parts_that_a_user_replaced_are_used(monkeypatch: pytest.MonkeyPatch) ->
     torch.testing.assert_close(model(tokens), explicit(model, tokens), rtol=1e-5, atol=1e-5)
 
 
-def test_calls_that_ask_for_more_take_transformer_lens_way(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_calls_with_further_options_take_transformer_lens_path(monkeypatch: pytest.MonkeyPatch) -> None:
     model = small(dtype=torch.float64)
     tokens = inputs_for(model)
     resid = model(tokens, stop_at_layer=1)
@@ -131,7 +131,7 @@ def test_positions_that_are_not_read_cost_nothing_in_the_last_layer(monkeypatch:
 
 
 @pytest.mark.parametrize("place", ["blocks.0.attn.hook_pattern", "itself", "forward", "subclass"])
-def test_whoever_looks_sees_every_position(place: str) -> None:
+def test_hooks_and_caches_see_every_position(place: str) -> None:
     model, seen = small(dtype=torch.float64), []
     tokens, own = inputs_for(model), model.forward
     if place == "itself":

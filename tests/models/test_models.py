@@ -82,7 +82,7 @@ def test_without_its_own_token_a_query_attends_to_the_tokens_before_it(positions
     assert torch.equal(found, (after > 0).any(0).any(0))
 
 
-def test_the_own_token_is_hidden_from_causal_attention_only() -> None:
+def test_the_own_token_is_masked_in_causal_attention_only() -> None:
     with pytest.raises(UsageError, match="own_token=False is for causal attention"):
         build(causal=False, own_token=False)
 

@@ -116,7 +116,7 @@ def test_blocks_may_return_a_list() -> None:
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_every_way_to_attend_shows_the_same_pattern(way: str) -> None:
+def test_every_implementation_of_attention_has_the_same_pattern(way: str) -> None:
     reference = plain_model("scaled")
     _, expected = sl.watch(reference, TOKENS).run_with_cache(TOKENS)
     model = plain_model(way)

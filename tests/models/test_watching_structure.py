@@ -252,7 +252,7 @@ def test_the_unembedding_is_found_behind_a_softcap_or_a_scale(kind: str) -> None
     assert torch.equal(sl.watch(model, TOKENS).W_U.mT, model.lm_head.weight)
 
 
-def test_matrices_that_nothing_tells_apart_are_not_guessed() -> None:
+def test_matrices_that_cannot_be_distinguished_are_not_guessed() -> None:
     model = plain_model("scaled")
     for parameter in model.h[0].attn.c_attn.parameters():  # type: ignore[union-attr]
         nn.init.zeros_(parameter)

@@ -33,7 +33,7 @@ def numbers(run) -> dict[str, dict[int, float]]:
     return found
 
 
-def test_a_reading_without_dims_is_one_number_and_one_with_dims_is_one_per_place():
+def test_a_reading_without_dims_is_one_number_and_one_with_dims_has_one_per_element():
     assert sl.Reading("loss", 2.0).scalars() == {"loss": 2.0}
     reading = sl.Reading("p/x", np.array([[1.0, 2.0]]), ("layer", "head"), {"layer": [3]})
     assert reading.scalars() == {"p/x/layer 3/head 0": 1.0, "p/x/layer 3/head 1": 2.0}

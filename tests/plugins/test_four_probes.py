@@ -122,7 +122,7 @@ def test_heads_that_attend_alike_overlap_fully_and_are_diffuse_or_competitive(ta
 
 
 @pytest.mark.parametrize(("heads_at", "phase"), [((0, 0, 0, 0), "competitive"), ((0, 1, 2, 3), "cooperative")])
-def test_the_heads_of_linear_attention_compete_for_one_eigenvector_or_share_them_out(heads_at, phase):
+def test_the_heads_of_linear_attention_compete_for_one_eigenvector_or_take_different_ones(heads_at, phase):
     task = tiny_task("linear-icl/separate")
     model: Any = task.build_model()
     _, k, q = model.attention.core()

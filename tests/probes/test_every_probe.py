@@ -110,7 +110,7 @@ def assert_same(before, after):
 
 
 @pytest.mark.parametrize("ref", PROBES, ids=lambda ref: ref.name)
-def test_the_registration_says_what_the_class_says(ref):
+def test_the_registration_agrees_with_the_class(ref):
     of_class = ProbeRef.of(ref.load())
     assert (ref.name, ref.title, ref.readings) == (of_class.name, of_class.title, of_class.readings)
     assert (ref.passes, ref.default) == (of_class.passes, of_class.default)
@@ -199,7 +199,7 @@ def test_it_runs_on_other_architectures_or_says_why_not(name, changes):
     assert set(recorder.skipped) - LONG == {key for key in expected if key.partition("/")[0] == name}
 
 
-def test_all_probes_together_read_what_each_reads_alone():
+def test_all_probes_together_give_the_readings_of_each_alone():
     task = Everything(sl.TaskConfig())
     together = {
         r.name: r.array()

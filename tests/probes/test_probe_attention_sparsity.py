@@ -167,7 +167,7 @@ class Masked(Written):
         return self.given if self.given is not None else (torch.arange(n_key) % 2 == 0).expand(n_query, n_key)
 
 
-def test_a_model_says_itself_which_keys_its_queries_see():
+def test_a_model_can_define_the_keys_that_its_queries_see():
     model = Masked({PATTERN: torch.tensor([[[[0.5, 0, 0.5], [0.5, 0, 0.5], [1, 0, 0]]]])}, attention_dir="causal")
     assert single(measured(model, "attention_sparsity"))["sparsity"] == pytest.approx(1 / 3)
 
@@ -204,7 +204,7 @@ def test_one_hot_attention_is_sparsity_one():
     assert {name: readings[name] for name in exact} == pytest.approx(exact)
 
 
-def test_it_says_why_where_no_query_has_a_choice():
+def test_a_reason_is_given_if_no_query_sees_two_keys():
     assert "sees two keys" in refusal(written_pattern([[1.0]]), "attention_sparsity")
 
 

@@ -68,7 +68,7 @@ def test_kinds_of_layers_by_the_config():
     assert windows("Gemma2", layer_types=["full_attention", "sliding_attention"]) == [None, 4]
 
 
-def test_keys_whose_rotation_does_not_show_are_not_read():
+def test_keys_are_not_read_if_their_rotation_has_no_hook():
     reason = refusal(bridged("GPTNeoX"), "qk_alignment", tokens())
     assert "'blocks.0.attn.hook_rot_k' and does not call it" in reason
 

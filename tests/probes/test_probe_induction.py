@@ -266,7 +266,7 @@ def test_a_model_without_the_matrices_says_which():
     assert omitted["copying"] == "the model has no W_E, W_U, W_V, W_O"
 
 
-def test_it_says_why_not():
+def test_the_reason_is_given_if_it_does_not_apply():
     vectors = torch.randn(2, 10, 4)
     assert "no vocabulary" in refusal(transformer(d_in=4, d_out=4), "induction", vectors, loss=squared_loss)
     assert "no vocabulary" in refusal(PositionalToy(), "induction", torch.randn(2, 6, 4))

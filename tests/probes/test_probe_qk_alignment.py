@@ -199,7 +199,7 @@ def test_heads_that_share_their_keys():
     np.testing.assert_array_equal(found[0, 0, 0], found[0, 2, 0])
 
 
-def test_it_says_why_not():
+def test_the_reason_is_given_if_it_does_not_apply():
     assert "attn.hook_k" in refusal(written_pattern([[1.0, 0], [0.5, 0.5]]), "qk_alignment")
 
 

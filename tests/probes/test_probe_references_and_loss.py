@@ -91,7 +91,7 @@ def test_a_reference_in_half_precision_is_near_enough():
 
 
 @pytest.mark.parametrize("task_id", [name for name, ref in make_host().tasks if not name.endswith("/flow")])
-def test_references_and_losses_of_every_task_are_right_or_say_why_not(task_id):
+def test_references_and_losses_of_every_task_are_right_or_skipped_with_a_reason(task_id):
     """On weights far from the initialization, where all losses are alike."""
     kind = dict(make_host().tasks)[task_id].load()
     task = kind(make_config(kind.Config, kind.presets, "quick", as_settings({"eval_size": 24})), 1)
@@ -227,7 +227,7 @@ def test_a_wrong_pairing_is_seen_when_the_model_is_no_longer_uniform():
     assert "recorded loss" in recorder.skipped["loss_by_position"] and not recorder.problems
 
 
-def test_loss_by_position_says_why_not():
+def test_loss_by_position_gives_the_reason_if_it_does_not_apply():
     vectors = torch.randn(3, 10, 4)
     refused = lambda *given, **options: refusal(given[0], "loss_by_position", given[1], **options)  # noqa: E731
     assert "not tokens" in refused(transformer(d_in=4, d_out=4), vectors, loss=squared_loss)

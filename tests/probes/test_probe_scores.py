@@ -190,7 +190,7 @@ def test_it_does_not_jump_when_the_rank_of_ninety_percent_changes():
     assert steps["rank"] == 1 and steps["key_query"] > 0.2 and steps["score_top"] < 0.005
 
 
-def test_without_directions_and_with_one_sequence_it_says_why():
+def test_without_directions_or_with_one_sequence_a_reason_is_given():
     _, omitted = omissions(transformer(), "qk_alignment", tokens(1))
     assert omitted.keys() == {"reference", "score_reference", "score_top_error", "score_rank_error"}
     assert "names no directions" in omitted["reference"] and "one sequence" in omitted["score_top_error"]

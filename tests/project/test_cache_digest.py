@@ -56,7 +56,7 @@ def test_what_the_digest_leaves_out_exists():
     assert names >= NO_PART_IN_RUNS_HERE and NO_PART_IN_RUNS <= NO_PART_IN_RUNS_HERE
 
 
-def test_a_module_counts_by_its_place_and_not_by_a_name_below_it(tmp_path):
+def test_a_module_counts_by_its_path_and_not_by_a_name_below_it(tmp_path):
     package = tmp_path / "package"
     counted = ["model.py", "stages.py", "events.py", "data/claims.py", "data/figures/__init__.py", "claimed.py"]
     aside = ["claims.py", "text_claims.py", "figures/loss.py", "cli/show.py"]

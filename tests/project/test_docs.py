@@ -115,7 +115,7 @@ def test_the_files_that_the_tutorial_shows_are_those_of_the_example():
     assert source - {block.title for block in shown} == {"claims/__init__.py", "figures/__init__.py"}
 
 
-def test_no_page_that_teaches_is_passed_over():
+def test_no_tutorial_is_skipped():
     taught = [ROOT / "README.md", *ROOT.glob("docs/tutorial/*.md")]
     for page in taught:
         assert any(block.language == "python" or commands(block.text) for block in blocks(page)), page

@@ -65,7 +65,7 @@ def answers(call):
     return json.loads(call("-c", SEVERAL + OWN_TESTS, words).splitlines()[-1])
 
 
-def test_nobody_edited_it():
+def test_the_frozen_plugin_is_unchanged():
     files = sorted(path for path in PLUGIN.rglob("*") if path.suffix in (".py", ".toml"))
     digest = hashlib.sha256(b"".join(path.read_bytes() for path in files)).hexdigest()[:16]
     assert digest == DIGEST, "the plugin is frozen: what no longer works in it is broken for its users; keep it working"

@@ -76,7 +76,7 @@ def test_every_module_of_the_toolkit_is_in_a_room():
 
 
 @pytest.mark.parametrize("room", ROOMS, ids=lambda room: room.name)
-def test_a_room_is_entered_through_its_door(room):
+def test_other_rooms_import_only_the_names_that_a_room_declares(room):
     """Other rooms, probes and plugins import the names that `__init__.pyi` declares, not from its modules."""
     others = [path for path in PACKAGE_FILES if room not in path.parents and path.name != "__init__.py"]
     inside = {f"stagelens.{room.name}.{path.stem}" for path in room.glob("*.py") if path.stem != "__init__"}
@@ -86,7 +86,7 @@ def test_a_room_is_entered_through_its_door(room):
 
 
 @pytest.mark.parametrize("room", ROOMS, ids=lambda room: room.name)
-def test_a_room_says_what_it_is_for_and_has_the_names_that_it_declares(room):
+def test_a_room_has_a_docstring_and_the_names_that_it_declares(room):
     door = importlib.import_module(f"stagelens.{room.name}")
     assert (door.__doc__ or "").startswith(f"{room.name}: ")
     if (stub := room / "__init__.pyi").exists():
@@ -140,7 +140,7 @@ def test_what_built_in_plugins_and_probes_import_is_public_and_documented():
     assert not found
 
 
-def test_a_name_behind_a_door_or_of_another_room_is_not_public():
+def test_a_name_that_a_room_does_not_declare_is_not_public():
     source = (
         "from stagelens.training import run\nfrom stagelens.base.files import writing\nfrom stagelens.base import files"
     )
@@ -188,7 +188,7 @@ def longer_than(most, paths):
     }
 
 
-def test_a_file_fits_in_the_head():
+def test_files_have_at_most_350_lines():
     assert not longer_than(LONGEST_FILE, PACKAGE_FILES)
     assert not longer_than(LONGEST_TEST_FILE, (ROOT / "tests").rglob("*.py"))
 
@@ -214,7 +214,7 @@ def names_in(path):
             yield node.name.rpartition(".")[2]
 
 
-def test_no_file_names_a_place_on_one_machine():
+def test_no_file_names_a_path_of_one_machine():
     texts = [*PACKAGE_FILES, *(ROOT / "tests").rglob("*.py"), *(ROOT / "docs").rglob("*.md"), *ROOT.glob("*.*")]
     for path in texts:
         if path.is_file() and path.name != ".git":  # in a work tree it is a file that names the repository

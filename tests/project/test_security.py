@@ -159,7 +159,7 @@ def test_a_link_in_a_run_cannot_lead_out(runs, file):
     assert (runs.parent / "outside" / "secret").read_text() == "secret"
 
 
-def test_a_link_to_another_place_among_the_runs_is_fine(runs):
+def test_a_link_to_another_path_in_the_runs_directory_is_allowed(runs):
     (runs / "mine" / "timeline.sqlite").rename(runs / "kept.sqlite")
     (runs / "mine" / "timeline.sqlite").symlink_to("../kept.sqlite")
     assert len(sl.load("mine", runs).timeline.steps) == len(STEPS)

@@ -57,7 +57,7 @@ def test_a_verdict_follows_from_its_checks(plugin, budget):
 
 
 @pytest.mark.parametrize(("plugin", "budget"), PAGES)
-def test_a_claim_that_differs_says_why(plugin, budget):
+def test_a_claim_that_differs_has_a_reason(plugin, budget):
     for id in [one["id"] for one in written(plugin, budget) if one["verdict"] == "differs"]:
         word, _, evidence = HOST.claims[id].load().reason_for(budget).partition(": ")
         needed = f"its `reason` is one of {', '.join(REASONS)}, ': ' and why"

@@ -153,7 +153,7 @@ def test_a_changed_parameter_is_noticed_at_the_first_measurement_or_with_strict_
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16])
-def test_a_fingerprint_tells_any_change_of_one_number(dtype):
+def test_a_checksum_detects_any_change_of_one_number(dtype):
     model = torch.nn.Linear(5, 3).to(dtype)
     before = fingerprint(model)
     assert before == fingerprint(model)

@@ -314,13 +314,13 @@ def test_a_reading_with_other_labels_than_at_first_is_a_problem_of_its_probe(way
     assert len(recorder.timeline.scalar("second/value")[0]) == 2
 
 
-def test_one_name_for_two_places_is_a_problem_of_its_probe():
+def test_two_readings_of_one_name_are_a_problem_of_the_probe():
     recorder, *_ = recorder_of(type("Own", (Shuffled,), {"heads": ("a", "b", "b")}))
     recorder.measure(0)
     assert "name one place twice" in recorder.problems["shuffled"]
 
 
-def test_without_hooks_or_batch_it_says_what_it_needs():
+def test_without_hooks_or_batch_the_error_names_what_is_missing():
     with pytest.raises(UsageError, match="no attention was seen in Linear"):
         sl.Recorder(nn.Linear(2, 2), [], torch.ones(2))
     with pytest.raises(UsageError, match="needs a batch"):

@@ -180,7 +180,7 @@ def attacked(browser: Any, path: Path, page: str, server: Elsewhere) -> tuple[Op
     return opened, opened.page.evaluate("window.owned ?? []")
 
 
-def test_the_policy_stops_what_escaping_would_let_through(browser, pages, tmp_path, elsewhere):
+def test_the_content_security_policy_blocks_injected_code(browser, pages, tmp_path, elsewhere):
     opened, ran = attacked(browser, tmp_path / "page.html", pages[0].read_text(encoding="utf-8"), elsewhere)
     assert ran == [] and elsewhere.asked == set()
     told = [complaint for complaint in opened.complaints if "Content Security Policy" in complaint]
@@ -189,7 +189,7 @@ def test_the_policy_stops_what_escaping_would_let_through(browser, pages, tmp_pa
     opened.page.close()
 
 
-def test_without_the_policy_all_of_it_would_run(browser, pages, tmp_path, elsewhere):
+def test_without_the_policy_the_injected_code_would_run(browser, pages, tmp_path, elsewhere):
     bare, found = POLICY.subn("", pages[0].read_text(encoding="utf-8"))
     assert found == 1
     opened, ran = attacked(browser, tmp_path / "page.html", bare, elsewhere)

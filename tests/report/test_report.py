@@ -201,7 +201,7 @@ def test_attention_maps_are_those_of_the_model_at_that_step(two_drops):
     assert np.abs(exact - before).max() > 1e-5
 
 
-def test_a_page_asks_nothing_of_the_network(trained):
+def test_a_report_makes_no_network_request(trained):
     page = report_page(trained)
     assert "default-src 'none'" in page
     markup = re.sub(r"<script.*?</script>", "", page, flags=re.S)
@@ -230,7 +230,7 @@ def test_the_claims_of_a_runs_plugin_come_as_last_verified(grown, tmp_path, monk
     assert "<h2>Claims</h2>" in page and "T9" in page and "Fig. 7" in page
 
 
-def test_a_run_outlives_its_plugin(hostile):
+def test_a_run_can_be_reported_without_its_plugin(hostile):
     path = write_report(hostile)
     assert "Stages of loss" in path.read_text()
     assert [file.name for file in (hostile.folder / "figures").glob("attention*")] == []
@@ -256,7 +256,7 @@ def test_the_page_of_several_runs_is_escaped_too(hostile, tmp_path):
     assert "<script>alert" not in page and "<img src=x" not in page
 
 
-def test_a_chart_says_why_an_alignment_cannot_be_had(tmp_path):
+def test_a_chart_gives_the_reason_if_an_alignment_is_impossible(tmp_path):
     chart = run_chart(write_run(tmp_path, "flat", {"loss": STEPS * 0.0 + 1}))
     problems = {one["name"]: one["problem"] for one in chart["alignments"]}
     assert problems["step"] == problems["fraction"] == ""

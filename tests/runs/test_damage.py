@@ -108,7 +108,7 @@ def test_the_checkpoint_of_another_step_is_reported(ended):
         sl.load(ended, task=Regression).model_at()
 
 
-def test_a_run_that_continues_while_it_is_open_is_not_taken_for_damaged(ended):
+def test_a_run_that_is_written_while_it_is_open_does_not_count_as_damaged(ended):
     opened = sl.load(ended)
     manifest = load_manifest(ended)
     manifest.status, manifest.timeline = "running", ""

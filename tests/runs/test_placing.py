@@ -19,7 +19,7 @@ def names(folder):
     return {path.name for path in folder.iterdir() if path.is_dir()}
 
 
-def test_a_second_run_says_what_it_is_called_before_it_starts(tmp_path) -> None:
+def test_a_second_run_prints_its_name_before_it_starts(tmp_path) -> None:
     told: list[str] = []
     run(Regression, tmp_path, notify=told.append)
     assert told == []
@@ -31,7 +31,7 @@ def test_a_second_run_says_what_it_is_called_before_it_starts(tmp_path) -> None:
 
 @pytest.mark.parametrize("kind", [Regression, Decay])
 @pytest.mark.parametrize("name", [None, "mine"])
-def test_replacing_leaves_the_new_run_alone_in_its_place(tmp_path, kind, name) -> None:
+def test_replacing_leaves_only_the_new_run(tmp_path, kind, name) -> None:
     told: list[str] = []
     first = run(kind, tmp_path, name=name)
     (first.folder / "timeline.csv").write_text("of the first")
@@ -96,7 +96,7 @@ def test_the_seeds_of_an_ensemble_are_replaced(tmp_path) -> None:
     assert names(tmp_path) == {one.name for one in first} and second[1].manifest.settings == {"lr": 0.01}
 
 
-def test_the_command_line_says_it_in_its_first_line(cli, tmp_path) -> None:
+def test_the_command_line_prints_the_name_in_its_first_line(cli, tmp_path) -> None:
     words = ["--plugin-dir", Path(__file__).parents[1] / "kit" / "sweep_plugin.py", "run", "power/law", "--json"]
     first, second, third = cli(*words), cli(*words), cli(*words, "--replace")
     assert first.err == ""

@@ -88,7 +88,7 @@ def test_report_and_compare_and_seeds(fallible, tmp_path) -> None:
     assert fallible("report", *both).code == fallible("compare", *both).code == 0  # which ask no plugin
 
 
-def test_a_sweep_tells_the_problems_of_its_points_and_keeps_its_table(fallible) -> None:
+def test_a_sweep_reports_the_problems_of_its_points_and_writes_its_table(fallible) -> None:
     words = ["--set", "fails=predictions(),fit", "--workers", 1, "--device", "cpu", "--fit", "size"]
     answer = fallible("sweep", "fallible", "--grid", "size=1,2,3", *words)
     assert answer.code == 1 and "3 points, 3 done, 0 failed" in answer.out

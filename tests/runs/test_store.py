@@ -139,7 +139,7 @@ os.kill(os.getpid(), signal.SIGKILL)
 
 
 @pytest.mark.parametrize("left", ["nothing", "empty", "header"])
-def test_a_writer_killed_before_its_first_transaction_is_taken_up(tmp_path, left):
+def test_a_writer_killed_before_its_first_transaction_can_be_resumed(tmp_path, left):
     path = tmp_path / FILE
     if left == "empty":
         path.touch()

@@ -129,7 +129,7 @@ def test_200_series_of_300_steps_take_less_than_3_seconds():
     assert time.process_time() - start < 3
 
 
-def test_what_lasts_of_noise_and_of_a_step():
+def test_persistent_changes_of_noise_and_of_a_step():
     rng = np.random.default_rng(8)
     step = np.where(STEPS < 100, 0.0, 1.0) + 0.05 * rng.normal(size=200)
     values = np.stack([rng.normal(size=200), noise(rng, 200, 0.8), step], axis=1)
@@ -149,7 +149,7 @@ def test_varimax_undoes_a_rotation_of_simple_loadings():
     assert np.abs(loadings @ turn @ rotation).max(axis=1) == pytest.approx(np.ones(9), abs=1e-6)
 
 
-def test_moves_that_share_a_point_belong_together():
+def test_overlapping_moves_are_one_transition():
     moves = [Move(0, 0.1, 0.15, 0.2, 1.0), Move(1, 0.18, 0.22, 0.3, 2.0), Move(0, 0.5, 0.5, 0.5, 1.0)]
     first, second = together(moves)
     assert first.moves == tuple(moves[:2])

@@ -43,7 +43,7 @@ def test_workers_share_out_the_cores(tmp_path, monkeypatch) -> None:
 @pytest.mark.parametrize(
     ("given", "workers", "threads"), [("3", 1, 3), ("3", 4, 3), ("2,1", 1, 2), ("", 1, 8), ("0", 2, 4), ("x", 16, 1)]
 )
-def test_workers_take_the_threads_that_the_user_set_else_their_share(monkeypatch, given, workers, threads) -> None:
+def test_workers_take_the_threads_that_the_user_set_or_an_equal_part(monkeypatch, given, workers, threads) -> None:
     from stagelens.base import processes
 
     monkeypatch.setattr(processes, "cores", lambda: 8)
@@ -186,6 +186,6 @@ def test_without_ray_its_installation_is_named(tmp_path, monkeypatch) -> None:
         sweep(tmp_path, executor="ray")
 
 
-def test_an_unknown_way_of_results_names_the_known_ones() -> None:
+def test_an_unknown_value_of_results_is_an_error_with_the_known_ones() -> None:
     with pytest.raises(UsageError, match="known: returned, shared"):
         make_executor("ray", results="mailed")

@@ -124,7 +124,7 @@ def test_the_options_of_the_bootstrap_are_deprecated() -> None:
     assert law.exponents["T"].value == pytest.approx(1)
 
 
-def test_censored_points_are_left_out_counted_and_said() -> None:
+def test_censored_points_are_left_out_counted_and_reported() -> None:
     values = 2 * T
     values[-2:] = [1e9, np.nan]
     law = sl.fit_law({"T": T}, values, censored=[False] * (len(T) - 2) + [True, True])
@@ -162,7 +162,7 @@ def test_values_that_are_all_equal_are_explained_in_full(value: float, points: i
 
 
 @pytest.mark.parametrize("seeds", [1, 5])
-def test_a_saturated_fit_has_neither_r2_nor_intervals_and_says_why(seeds: int) -> None:
+def test_a_saturated_fit_has_neither_r2_nor_intervals_and_gives_the_reason(seeds: int) -> None:
     x, noise = np.tile([1.0, 2.0], seeds), np.repeat(np.linspace(1.0, 1.2, seeds), 2)
     law = sl.fit_law({"x": x}, 3 * x**2 * noise, seeds=np.repeat(np.arange(seeds), 2))
     assert law.exponents["x"].value == pytest.approx(2)

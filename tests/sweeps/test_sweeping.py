@@ -113,7 +113,7 @@ def test_a_measure_that_the_runs_do_not_have_is_reported_before_anything_runs(tm
     assert len(executor.jobs) == 0
 
 
-def test_every_measure_says_where_it_is_censored(tmp_path) -> None:
+def test_every_sweep_metric_reports_its_censored_points(tmp_path) -> None:
     swept = sweep(tmp_path, {"T": [1, 1000]}, measures=["loss:final", "event:half", "loss:best"])
     assert swept.table["censored"].tolist() == [False, False]
     assert swept.table["censored:event:half"].tolist() == [False, True]
@@ -121,7 +121,7 @@ def test_every_measure_says_where_it_is_censored(tmp_path) -> None:
     assert swept.censored == {"event:half": 1}
 
 
-def test_points_that_never_reach_the_threshold_are_censored_and_said(tmp_path) -> None:
+def test_points_that_never_reach_the_threshold_are_censored_and_reported(tmp_path) -> None:
     swept = sweep(tmp_path, {"T": [1, 2, 4, 1000]}, measures="plateau_length@0.6", fit="T")
     assert swept.law is not None
     assert swept.table["censored"].tolist() == [False, False, False, True]
@@ -209,7 +209,7 @@ def test_the_seeds_of_a_point_are_vectorized_by_default(tmp_path) -> None:
     np.testing.assert_allclose(together.table["loss:final"], apart.table["loss:final"], rtol=1e-4)  # float32
 
 
-def test_an_estimate_comes_from_finished_points_or_from_a_look_at_one(tmp_path, monkeypatch) -> None:
+def test_an_estimate_comes_from_finished_points_or_from_timing_one(tmp_path, monkeypatch) -> None:
     """A clock that moves only while a point sleeps: half a second in each."""
     now = [0.0]
     for clock in ("monotonic", "perf_counter"):

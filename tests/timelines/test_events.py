@@ -19,7 +19,7 @@ def test_a_head_that_changes_its_leading_group_is_an_event():
     assert events == [{"step": 40, "what": "head 1: I(1) → rest", "series": "s/leader"}]
 
 
-def test_phases_of_one_layer_need_no_place():
+def test_events_of_a_single_layer_name_no_layer():
     codes = np.zeros((101, 1))
     codes[10:] = 1
     codes[60:] = 2
@@ -30,7 +30,7 @@ def test_phases_of_one_layer_need_no_place():
     ]
 
 
-def test_a_short_visit_to_another_label_is_none():
+def test_a_short_change_of_a_label_is_no_event():
     assert changes(np.array([0, 0, 0, 1, 0, 0, 1, 1, 1.0])) == [(6, 0, 1)]
 
 
@@ -38,7 +38,7 @@ def test_a_change_just_before_the_end_counts():
     assert changes(np.array([0, 0, 0, 0, 1.0])) == [(4, 0, 1)]
 
 
-def test_what_was_not_measured_is_passed_over():
+def test_values_that_were_not_measured_are_skipped():
     assert changes(np.array([0, 0, np.nan, 0, 1, np.nan, 1, 1])) == [(4, 0, 1)]
     assert changes(np.array([np.nan, np.nan])) == []
 
@@ -64,7 +64,7 @@ def test_what_does_not_clearly_rise_has_no_half_rise(values):
     assert half_rise(STEPS[: len(values)], values) is None
 
 
-def test_many_places_give_one_event_of_their_mean():
+def test_many_elements_give_one_event_of_their_mean():
     values = np.repeat(STEPS[:, None] / 100.0, 20, axis=1)
     (event,) = probe_events(timeline(STEPS, {"norm": (values, ("position",))}))
     assert event == {"step": pytest.approx(50), "what": "mean over position: half of its rise", "series": "norm"}

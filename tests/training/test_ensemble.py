@@ -202,11 +202,11 @@ def trainings(task: type[Any], **settings: Any) -> list[Training]:
         (Branching, {}, "torch.func.vmap refuses it"),
     ],
 )
-def test_what_cannot_be_stacked_says_why(task, settings, word) -> None:
+def test_seeds_that_cannot_be_vectorized_have_a_reason(task, settings, word) -> None:
     assert word in why_not(trainings(task, **settings))
 
 
-def test_what_cannot_be_stacked_is_run_one_by_one_with_the_same_result(tmp_path) -> None:
+def test_seeds_that_cannot_be_vectorized_run_one_by_one_with_the_same_result(tmp_path) -> None:
     done = ensemble(OwnTarget, tmp_path / "together")
     assert "depends on the seed" in done.alone
     assert_same_run(done[1], run(OwnTarget, tmp_path / "alone", seed=1))

@@ -91,7 +91,7 @@ def test_killed_and_resumed_it_is_the_same_and_no_reader_saw_it_broken(at, victi
     assert difference(sl.load(runs / "r"), whole[0]) == ""
 
 
-def test_a_run_is_held_while_its_holder_lives_and_no_longer(victims, whole, tmp_path):
+def test_a_run_is_locked_while_its_writer_lives_and_no_longer(victims, whole, tmp_path):
     runs, out = tmp_path / "runs", tmp_path / "out"
     holder = victims.start(train, runs)
     deadline = time.monotonic() + 120

@@ -239,7 +239,7 @@ def wait_until(condition, process):
 
 
 @pytest.mark.slow
-def test_killed_at_any_moment_and_resumed_it_equals_itself_bit_for_bit(tmp_path, processes, uninterrupted):
+def test_a_run_killed_at_any_moment_and_resumed_equals_an_uninterrupted_one(tmp_path, processes, uninterrupted):
     """kill -9 as soon as there is a manifest, then at chance moments of the training."""
     moments = chance("resume")
     folder = tmp_path / "r"
@@ -258,7 +258,7 @@ def test_killed_at_any_moment_and_resumed_it_equals_itself_bit_for_bit(tmp_path,
 
 @pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_signal_finishes_the_step_says_interrupted_and_resumes(tmp_path, processes, uninterrupted, number):
+def test_a_signal_finishes_the_step_and_the_interrupted_run_resumes(tmp_path, processes, uninterrupted, number):
     folder = tmp_path / "r"
     process = processes(target=on_command_line, args=(tmp_path,))
     process.start()

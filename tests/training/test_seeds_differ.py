@@ -295,7 +295,7 @@ class LateSeed(Largest):
         (OfSeed, LateSeed, "'late/value' is another number together than alone", 7),
     ],
 )
-def test_what_else_depends_on_the_seed_is_looked_at_one_by_one(
+def test_quantities_that_depend_on_the_seed_are_computed_seed_by_seed(
     task: type[Any], probe: Any, reason: str, observations: int
 ) -> None:
     together = recorders(task, [probe])

@@ -232,7 +232,7 @@ def test_the_batch_must_be_tokens(tmp_path: Path) -> None:
             load_batch(tmp_path / "tokens.pt")
 
 
-def test_observers_hear_of_saved_checkpoints_as_of_every_run(saved: Path, tmp_path: Path) -> None:
+def test_observers_are_called_for_saved_checkpoints_as_for_every_run(saved: Path, tmp_path: Path) -> None:
     heard: list[tuple[str, Any]] = []
 
     class Observer:

@@ -107,7 +107,7 @@ def numbers(observed: Any) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("members", [(0, 1, 2), (0, 2)])
-def test_together_each_sees_what_it_sees_alone(members):
+def test_vectorized_recorders_have_the_readings_of_single_ones(members):
     together, alone = recorders(Largest, Plain), recorders(Largest, Plain)
     for step in range(5):
         seen = together.observe(step, members)
@@ -152,7 +152,7 @@ def test_together_each_omits_what_it_omits_alone():
         assert together.apart == ""
 
 
-def test_one_that_is_due_alone_looks_for_itself():
+def test_a_recorder_that_alone_is_due_measures_by_itself():
     together = recorders(Largest)
     assert together.observe(0, [1]) is None
     assert together.apart == ""
@@ -167,7 +167,7 @@ def test_one_that_is_due_alone_looks_for_itself():
         ((Largest,), {"eval_size": LARGEST}, "the batches are large"),
     ],
 )
-def test_what_cannot_be_vectorized_is_looked_at_one_by_one(probes, settings, reason):
+def test_probes_that_cannot_be_vectorized_measure_seed_by_seed(probes, settings, reason):
     together = recorders(*probes, **settings)
     before = [probe.state for recorder in together.recorders for probe in recorder.probes.values()]
     assert together.observe(0, SEEDS) is None
@@ -194,7 +194,7 @@ def test_an_ensembles_readings_are_those_of_its_seeds_alone(probe, tmp_path):
 
 
 @pytest.mark.parametrize(("task", "steps"), [("linear-icl/separate", 60), ("recall/simplified", 30)])
-def test_the_papers_exact_tasks_are_looked_at_together_with_the_numbers_of_one_seed(task, steps, tmp_path):
+def test_the_papers_exact_tasks_are_measured_together_with_the_numbers_of_one_seed(task, steps, tmp_path):
     host = make_host()
     kind = host.task(task).load()
     trainings = [Training(kind(kind.Config(steps=steps), seed)) for seed in (0, 1)]

@@ -77,7 +77,7 @@ def test_the_relevant_attention_of_a_new_model_is_uniform():
     assert recorder.timeline.series("relevant_attention/mass").ravel().tolist() == pytest.approx([0.1] * 8, rel=1e-5)
 
 
-def test_each_probe_says_why_it_does_not_apply():
+def test_each_probe_gives_the_reason_if_it_does_not_apply():
     recall = KeyValueRecall(KeyValueConfig(d_model=8, d_head=2, eval_size=4))
     recorder = sl.Recorder(recall.build_model(), ["relevant_attention"], eval_batch(recall), task=recall)
     assert "which token is relevant" in recorder.skipped["relevant_attention"]

@@ -254,7 +254,7 @@ def test_fixed_points_that_are_all_the_same_are_noticed(tmp_path, monkeypatch):
     assert any(what.startswith("smallest distance") for what in missed)
 
 
-def test_what_is_not_reached_is_in_words(stairs):
+def test_levels_that_are_not_reached_are_strings(stairs):
     """A descent that ends on its second plateau: later levels have no plateau, and the one there is counts once."""
     part = stairs.times < 2500
     short = WeightPath(stairs.problem, stairs.times[part], stairs.loss[part], None)

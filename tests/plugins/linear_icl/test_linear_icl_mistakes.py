@@ -34,7 +34,7 @@ WRONG = {
 
 @pytest.mark.parametrize("kind", [Separate, RawSequences, LinearFlow])
 @pytest.mark.parametrize("setting", WRONG)
-def test_a_problem_that_cannot_be_says_what_is_wrong(kind, setting):
+def test_an_impossible_setting_is_an_error_that_names_the_cause(kind, setting):
     with pytest.raises(UsageError, match=re.escape(WRONG[setting])) as raised:
         make_config(kind.Config, kind.presets, "quick", [setting])
     assert "\n" not in str(raised.value)

@@ -184,7 +184,7 @@ def test_sharpness_is_the_largest_eigenvalue_of_the_hessian(covariance, populati
 
 
 @pytest.mark.parametrize("w_init", [0.3, 4.0])
-def test_the_largest_rate_parts_descent_that_settles_from_descent_that_diverges(covariance, population, w_init):
+def test_the_largest_rate_separates_descent_that_converges_from_descent_that_diverges(covariance, population, w_init):
     start = initial_weights(4, 1, 4, w_init, seed=0)
     settled = theory.fixed_point_weights(covariance, range(4), 1 / N, heads=4)
     rate = largest_rate(start, settled, population)

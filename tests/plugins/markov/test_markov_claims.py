@@ -125,7 +125,7 @@ def test_competition_then_cooperation():
     assert verdicts(claims.CompeteThenCooperate, history(), **diffuse) == [True, True, True, False, False, False]
 
 
-def test_the_share_of_the_competitive_phase_that_heads_spend_together():
+def test_the_fraction_of_the_competitive_phase_in_which_all_heads_attend_to_one_interval():
     assert measures.fraction_together(history()) == pytest.approx(1.0, abs=0.05)
     assert measures.fraction_together(history(together=False)) == 0.0
     assert measures.fraction_together(history(learned=(2000.0, None, None))) == "no competitive phase"
@@ -245,7 +245,7 @@ def test_every_claim_runs_from_training_to_verdict(tmp_path, monkeypatch):
     assert (result.error, result.verdict) == ("", "differs")
 
 
-def test_references_say_what_the_classes_say():
+def test_references_agree_with_the_classes():
     for ref in CLAIMS:
         claim = ref.load()
         assert (claim.id, claim.title) == (ref.id, ref.title)
@@ -265,6 +265,6 @@ def test_the_bound_of_theorem_2_can_fail(rate, holds):
     assert measures.growth_rate(run) == pytest.approx(rate)
 
 
-def test_times_that_are_missing_are_words_and_not_zero():
+def test_missing_times_are_strings_and_not_zero():
     assert measures.time_ratios([1.0, 3.0, "not by 9"]) == [3.0, "not reached"]
     assert np.isnan(measures.parting_exponent([1e-5, 1e-6], [10.0, float("nan")]))

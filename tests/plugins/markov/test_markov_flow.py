@@ -99,7 +99,7 @@ def test_plateaus_lose_one_feature_after_the_other():
     assert theory.plateau_losses(np.array([2.0, 1.0])) == pytest.approx([2.5, 0.5, 0.0])
 
 
-def test_the_expansion_at_the_even_start_against_the_flow():
+def test_the_expansion_at_the_uniform_start_against_the_flow():
     """The error is of the next order: it falls by 2^3 or more for s where t is halved, and by 2^2 for V."""
     G, H = theory.target(SCALES, 5), 3
 
@@ -204,7 +204,7 @@ def test_proposition_1_by_autograd_on_a_finite_population():
     assert max(max(theorems.gradient_errors(seed)) for seed in range(5)) < 1e-12
 
 
-def test_the_exponent_of_the_parting_time_tells_log_from_log_squared():
+def test_the_exponent_of_the_separation_time_distinguishes_log_from_log_squared():
     starts = [1e-5, 1e-6, 1e-7, 1e-8]
     growth = np.log(0.1 / np.array(starts))
     assert measures.parting_exponent(starts, list(3 * growth)) == pytest.approx(1)

@@ -94,7 +94,7 @@ def test_scores_are_sums_of_four_entries_of_A():
         assert torch.allclose(found[b, :, q, k], expected, atol=1e-6)
 
 
-def test_looking_at_single_heads_changes_nothing():
+def test_hooks_on_single_heads_change_nothing():
     model = small()
     tokens = torch.randint(4, (6, 5), generator=torch.Generator().manual_seed(2))
     logits, cache = model.run_with_cache(tokens)
@@ -118,7 +118,7 @@ def test_heads_that_are_alike_get_the_same_gradient_to_the_last_bit(d):
         assert parameter.grad.abs().max() > 0
 
 
-def test_a_restricted_context_hides_what_is_further_back():
+def test_a_restricted_context_masks_earlier_keys():
     model = MinimalTransformer(4, 3, 3, 2, 0.7, torch.Generator().manual_seed(0), context=2)
     torch.nn.init.normal_(model.blocks[0].attn.V, generator=torch.Generator().manual_seed(1))
     tokens = torch.randint(4, (50, 5), generator=torch.Generator().manual_seed(2))

@@ -97,7 +97,7 @@ def test_the_numbers_decide_between_the_papers_forms(results):
     assert eq4 == pytest.approx(0.5, rel=1e-6)
 
 
-def test_later_jumps_agree_only_where_settled_tokens_are_hidden(results):
+def test_later_jumps_agree_only_if_settled_tokens_are_masked(results):
     result = results["R8"]
     assert result.verdict == "differs"
     literal = [check for check in result.checks if "largest distance of its loss" in check.what]

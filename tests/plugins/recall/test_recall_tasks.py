@@ -214,7 +214,7 @@ def test_heads_with_equal_betas_learn_together():
     assert training.loss.item() == pytest.approx(0.375, abs=0.004)
 
 
-def test_a_head_that_starts_looking_away_by_more_than_its_beta_never_learns():
+def test_a_head_whose_alpha_starts_too_negative_for_its_beta_never_learns():
     """Where f(alpha) > beta^2/4 and alpha < 0, the conservation law lets beta reach 0 before alpha turns."""
     flow = RecallFlow(RecallFlowConfig(betas=(0.1, 0.0, 0.0)))
     ends = []
@@ -264,7 +264,7 @@ def test_a_flow_knows_the_jump_that_is_ahead():
     assert theory.population_loss(start["w"], start["beta"], 4) == pytest.approx(0.625, abs=1e-4)
 
 
-def test_a_jump_that_theory_puts_after_the_end_is_warned_of_before_training(cli):
+def test_a_warning_before_training_names_a_jump_predicted_after_the_end(cli):
     answer = cli(
         "run", "recall/simplified", "--set", "order=5", "--set", "steps=6", "--probes", "weight_norms", "--json"
     )

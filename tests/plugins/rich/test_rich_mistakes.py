@@ -26,7 +26,7 @@ SHARED = {
 
 @pytest.mark.parametrize("kind", [RichToy, RichFlow, HighDim])
 @pytest.mark.parametrize("setting", SHARED)
-def test_a_problem_outside_of_the_theory_says_where_its_edge_is(kind, setting):
+def test_a_setting_outside_of_the_theory_is_an_error_that_names_its_limit(kind, setting):
     with pytest.raises(UsageError, match=re.escape(SHARED[setting])) as raised:
         make_config(kind.Config, kind.presets, "quick", [setting])
     assert "\n" not in str(raised.value)
