@@ -12,15 +12,15 @@ demo: $(VENV)/.installed
 	@echo "Training a one-layer transformer with three heads on a Markov chain, with four probes: about half a minute."
 	$(RUN) run markov/full --name demo --replace
 	@echo
-	@echo "Look at $(DEMO)/figures/overview.png: the loss with its stages, and below it what each head became."
-	@echo "Open    $(DEMO)/report.html in a browser: every reading of every head as an interactive chart."
-	@echo "Try     $(RUN) run recall/transformer, or $(RUN) tasks for all tasks; docs/tutorial continues from here."
+	@echo "Look at $(DEMO)/figures/overview.png: the loss with its stages, and below it the readings of each head."
+	@echo "Open    $(DEMO)/report.html in a browser: an interactive chart of every reading of every head."
+	@echo "Try     $(RUN) run recall/transformer, or $(RUN) tasks for a list of all tasks. The tutorial is in docs/tutorial."
 
 test: $(VENV)/.installed-dev
 	$(MAKE) --jobs 2 lint types docs
 	$(BIN)/python -m pytest --numprocesses auto --dist loadfile --no-loadscope-reorder --durations 10
 
-# Injects faults by the hundred: about two hours. Each run draws a new seed and prints it; `make stress ARGS="--seed 7"`
+# Injects hundreds of faults: about two hours. Each run draws a new seed and prints it; `make stress ARGS="--seed 7"`
 # repeats one. `make stress ARGS=--record` updates docs/reliability.md.
 stress: $(VENV)/.installed-dev
 	$(BIN)/python -m pytest tests/stress tests/probes/test_probe_properties.py --hypothesis-profile stress \

@@ -1,4 +1,4 @@
-"""What all tests share: one thread, no plugins or runs from the outside, and a command line to call."""
+"""Shared by all tests: one thread, no plugins or runs from the user's environment, and a command line to call."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-os.environ["OMP_NUM_THREADS"] = "1"  # also for subprocesses: the models are small, and threads only wait
+os.environ["OMP_NUM_THREADS"] = "1"  # also in subprocesses: the models are small, and more threads would only wait
 
 import json
 
@@ -51,7 +51,7 @@ settings.load_profile("stagelens")
 
 
 def pytest_configure(config):
-    """Makes the folder of `kit.store`. The process that starts the session owns it; its workers inherit the name."""
+    """Creates the folder of `kit.store`. The process that starts the session owns it; its workers inherit the path."""
     if STORE not in os.environ:
         os.environ[STORE] = tempfile.mkdtemp(prefix="stagelens-tests-")
         config.add_cleanup(lambda: shutil.rmtree(os.environ.pop(STORE), ignore_errors=True))
@@ -84,7 +84,7 @@ def pytest_collection_modifyitems(items):
 
 
 def pytest_collection_finish():
-    """Takes torch and the other modules out of garbage collection, which would visit their objects again and again."""
+    """Excludes torch and the other modules from garbage collection, which would visit their objects repeatedly."""
     gc.collect()
     gc.freeze()
     gc.set_threshold(50_000, 20, 20)
@@ -104,7 +104,7 @@ def nothing_from_outside(monkeypatch):
 
 @pytest.fixture
 def imports(monkeypatch):
-    """Modules imported from plugin folders are forgotten afterwards, and so is the way to them."""
+    """Removes modules that a test imports from plugin folders, and the folders from `sys.path`, after the test."""
     before = set(sys.modules)
     monkeypatch.setattr(sys, "path", list(sys.path))
     yield
@@ -114,14 +114,14 @@ def imports(monkeypatch):
 
 
 def _installed(module: Any) -> bool:
-    """Whether a module belongs to Python, an installed package or this project, and so must stay the one it is."""
+    """Returns True if a module belongs to Python, an installed package or this project, and must not be removed."""
     ours = (str(ROOT / folder) for folder in ("toolkit", "probes", "plugins"))
     return str(getattr(module, "__file__", None) or sys.prefix).startswith((sys.prefix, sys.base_prefix, *ours))
 
 
 @dataclass(frozen=True)
 class Answer:
-    """What a command gave back."""
+    """The exit code and the output of a command."""
 
     code: int
     out: str
@@ -129,12 +129,12 @@ class Answer:
 
     @property
     def json(self) -> Any:
-        """stdout, which must be one JSON document and nothing else."""
+        """Returns stdout, which must be exactly one JSON document."""
         return json.loads(self.out, parse_constant=lambda name: pytest.fail(f"{name} is not JSON"))
 
     @property
     def complaint(self) -> str:
-        """The one line of a mistake: stderr holds it and nothing else, stdout nothing."""
+        """Returns the line of a user's mistake. It must be all of stderr, and stdout must be empty."""
         assert self.out == "", self.out
         assert self.err.startswith("error: ") and self.err.count("\n") == 1, self.err
         return self.err.removeprefix("error: ").strip()
@@ -142,7 +142,7 @@ class Answer:
 
 @pytest.fixture
 def sweeps_here(monkeypatch):
-    """Sweeps do their jobs in this process. `tests/sweeps/test_executors.py` has the workers' own processes."""
+    """Makes sweeps run their jobs in this process. `tests/sweeps/test_executors.py` tests the worker processes."""
     from stagelens.sweeps.executors import local
 
     monkeypatch.setattr(local, "Local", Here)
@@ -150,7 +150,7 @@ def sweeps_here(monkeypatch):
 
 @pytest.fixture
 def trained_once(monkeypatch):
-    """`sl.run` and `stagelens run` take registered tasks from the store; see `kit.store`."""
+    """Makes `sl.run` and `stagelens run` take runs of registered tasks from the store; see `kit.store`."""
     serve(monkeypatch)
 
 
@@ -173,19 +173,19 @@ def cli(monkeypatch, capsys, tmp_path, imports, sweeps_here):
 
 @dataclass(frozen=True)
 class Environment:
-    """A Python environment of its own: what is installed into it is there, and what these tests run with."""
+    """A separate Python environment. It has the packages of the test environment and those installed into it."""
 
     folder: Path
     cwd: Path
 
     def install(self, *projects: Path) -> None:
-        """As `pip install -e`, without a network: the build backend is one of the packages that are there."""
+        """Does `pip install -e` without a network: the build backend is already installed."""
         pip = [sys.executable, "-m", "pip", "--quiet", "--disable-pip-version-check", "--python", str(self.python)]
         given = [word for project in projects for word in ("-e", str(project))]
         self._run([*pip, "install", "--no-deps", "--no-build-isolation", *given])
 
     def call(self, program: str, *words: str) -> str:
-        """stdout of `stagelens` or `python` in this environment."""
+        """Returns stdout of `stagelens` or `python` in this environment."""
         start = ["-c", "from stagelens.cli import main; main()"] if program == "stagelens" else []
         return self._run([str(self.python), *start, *words])
 
@@ -200,7 +200,7 @@ class Environment:
 
 
 def make_environment(folder: Path, cwd: Path) -> Environment:
-    """A new environment in `folder` that has the packages of this one; its commands run in `cwd`."""
+    """Returns a new environment in `folder` with the packages of this one; its commands run in `cwd`."""
     venv.create(folder, with_pip=False, symlinks=os.name != "nt")
     made = Environment(folder, cwd)
     (site,) = folder.glob("Lib/site-packages" if os.name == "nt" else "lib/python*/site-packages")

@@ -1,4 +1,4 @@
-"""Memory: an allocation that does not fit is reported in one line, and no other error is."""
+"""An allocation that does not fit into memory is reported in one line; other errors are not changed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Old names of the toolkit: they still work, and a warning names the new one."""
+"""Old names of the toolkit still work, and emit a warning that gives the new name."""
 
 from __future__ import annotations
 

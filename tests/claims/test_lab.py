@@ -20,7 +20,7 @@ def lab(tmp_path):
 
 
 def again(lab, **changes):
-    """Returns a lab as another process has it: the same cache, nothing in memory."""
+    """Returns a lab as in a new process: with the same cache, but with nothing in memory."""
     return Lab(lab.host, lab.cache, **changes)
 
 

@@ -17,7 +17,7 @@ PLUGIN = Path(__file__).parents[1] / "kit" / "claims_plugin.py"
 
 @pytest.fixture
 def verifying(cli, tmp_path):
-    """`verifying("T1", ...)`: the answer of `stagelens verify claims_plugin --claim T1 ...`."""
+    """Returns a function: `verifying("T1", ...)` calls `stagelens verify claims_plugin --claim T1 ...`."""
 
     def call(*claims, options=("--json",), workers=1):
         chosen = [word for claim in claims for word in ("--claim", claim)]

@@ -1,4 +1,4 @@
-"""What is on stdout: one JSON document or the tables of the command, whatever plugins and libraries print."""
+"""stdout has one JSON document or the tables of the command, even if plugins and libraries print something."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ LONG = "a-run-with-a-name-that-is-longer-than-any-terminal-is-wide-" * 3 + "end"
 
 @pytest.fixture
 def noisy(monkeypatch, capfd, tmp_path, imports):
-    """Calls the command line in this process, with stdout and stderr captured as file descriptors, as by a pipe."""
+    """Calls the command line in this process. Captures stdout and stderr as file descriptors, like a pipe."""
     monkeypatch.chdir(tmp_path)
 
     def call(*words) -> Answer:
@@ -36,7 +36,7 @@ def noisy(monkeypatch, capfd, tmp_path, imports):
 
 @pytest.fixture
 def checkpoints(tmp_path):
-    """Two saved models, as `stagelens probe` takes them."""
+    """Saves two models in the layout that `stagelens probe` reads."""
     from safetensors.torch import save_file
 
     sizes = {"n_layers": 1, "n_heads": 2, "d_model": 8, "n_ctx": 8, "d_vocab": 7}
@@ -49,7 +49,7 @@ def checkpoints(tmp_path):
 
 
 def test_json_is_one_document_in_every_command_whatever_is_printed(noisy, checkpoints, tmp_path) -> None:
-    """`Answer.json` fails on anything else on stdout; the lines that were printed are on stderr."""
+    """`Answer.json` fails if stdout has anything else. Printed lines must go to stderr."""
     options = ["--set", "noisy=true", "--device", "cpu"]
     run = noisy("run", "fallible", *options, "--json")
     assert run.json["status"] == "finished" and run.code == 0, run.err
@@ -97,7 +97,7 @@ def stagelens_register_tasks():
 
 @pytest.mark.skipif(sys.platform == "win32", reason="libc has another name")
 def test_a_process_prints_one_document_also_after_its_end(tmp_path) -> None:
-    """What C libraries buffer, and what is printed at exit, comes after the command."""
+    """The output that C libraries buffer, and output at exit, comes after the command."""
     (tmp_path / "printing.py").write_text(PRINTS)
     words = ["--plugin-dir", str(tmp_path / "printing.py"), "tasks", "--json"]
     done = subprocess.run([*STAGELENS, *words], capture_output=True, text=True, timeout=120)

@@ -1,4 +1,4 @@
-"""The command line: JSON for programs, one line for mistakes, nothing written where it should not be."""
+"""The command line prints JSON for programs and one line for mistakes, and writes only the intended files."""
 
 from __future__ import annotations
 

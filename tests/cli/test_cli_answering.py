@@ -207,7 +207,7 @@ def test_an_ambiguous_table_is_an_error_that_asks_for_the_columns(cli, tmp_path,
 
 
 def test_lines_in_which_a_metric_was_not_logged_are_left_out(cli, tmp_path):
-    """Lightning and the Trainer write one line per event, each with some of the columns."""
+    """Lightning and the Trainer write one line per logging call, each with some of the columns."""
     lines = ["epoch,step,train_loss,val_loss"]
     for step, value in zip(STEPS, CURVE, strict=True):
         lines += [f"0,{step},{value},", f"0,{step},,1.0"]

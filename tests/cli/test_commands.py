@@ -54,7 +54,7 @@ CHEAP = ["--set", "d=5", "--set", "T=4", "--set", "batch_size=8", "--set", "eval
 
 
 def test_printed_commands_run(cli, tmp_path, checkpoints) -> None:
-    """Trainings are made small by further settings. Of `verify` only the command line is parsed."""
+    """Further settings make training short. For `verify` only the command line is parsed."""
     from stagelens.claims.verifying import choose
 
     commands = printed()
@@ -100,7 +100,7 @@ def test_the_report_of_probed_checkpoints_prints_a_command_that_runs(cli, checkp
 
 
 def test_the_report_of_a_run_prints_a_command_that_repeats_it(cli, tmp_path) -> None:
-    """Also for a plugin under development, with its own settings and probes."""
+    """The test includes a plugin under development, with its own settings and probes."""
     options = ["--plugin-dir", KIT / "fallible_plugin.py", "run", "fallible", "--set", "size=2", "--device", "cpu"]
     first = cli(*options, "--probes", "weight_norms", "--json").json
     words = shlex.split(command_in(tmp_path / first["run"] / "report.html"))

@@ -54,14 +54,14 @@ def test_no_command_line_ends_in_a_traceback(world, imports):
 
 
 @pytest.mark.parametrize("name", ["a\nb", "\x1b[31mred", "\udcff", "\u202eabc", "x" * 100_000, "n" * 300, "--", "\x85"])
-def test_control_characters_in_a_name_are_escaped_in_the_error(world, name):
+def test_a_name_with_control_characters_is_reported_in_one_line(world, name):
     for line in (["run", name], ["show", name], ["stages", name], ["run", "markov", "--set", name], [name]):
         ended = call(line)
         assert ended.code == 2 and not fault_of(line, ended), (line, ended)
 
 
 def taken_or_refused(function, *given) -> None:
-    """Calls `function`, which may raise only a `UsageError` with a message."""
+    """Calls `function`. It may succeed, or raise a `UsageError` with a message."""
     try:
         function(*given)
     except UsageError as error:

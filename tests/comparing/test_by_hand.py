@@ -13,7 +13,7 @@ NAMES = ("loss", "p/h", "p/h[layer=1,head=0]", "mean(p/h[layer=1])", "p/kl[refer
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory):
-    """Four seeds, each with steps, transitions and a length of its own; heads are measured at some steps only."""
+    """Writes four seeds with different steps, transitions and lengths; heads are measured at some steps only."""
     folder, random = tmp_path_factory.mktemp("runs"), np.random.default_rng(3)
     made = []
     for seed in range(4):
@@ -46,7 +46,7 @@ def by_hand(run, name):
 
 
 def placed(run, steps, align):
-    """Returns the positions of `steps` on an axis of docs/compare.md."""
+    """Returns the positions of `steps` on an axis that docs/compare.md defines."""
     own, loss = run.timeline.scalar("loss")
     if align == "loss":
         lowest = np.minimum.accumulate(loss)
@@ -64,7 +64,7 @@ def line(positions, x, values):
 
 
 def moved_together(runs, align, positions):
-    """Returns, for each run, where `positions` are after all runs were stretched to have the median transitions."""
+    """Returns `positions` for each run after stretching all runs so that their transitions are at the medians."""
     ends = (positions[0], positions[-1])
     times = [placed(run, np.array([stage.at for stage in run.stages().transitions]), align) for run in runs]
     middle = np.median(times, axis=0)

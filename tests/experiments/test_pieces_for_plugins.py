@@ -105,7 +105,7 @@ class Scaled(HookedRootModule):
 
 
 def exact(model, x, y):
-    """E (y - w x)^2 for y = 2 x and x of variance 1, with what hooks change on the batch."""
+    """Returns E (y - w x)^2 for y = 2 x and x of variance 1, plus the changes that hooks make on the batch."""
     hooked, plain = ((y - said).square().mean() for said in (model(x), model.w * x))
     return exact_with_hooks((2 - model.w).square(), hooked, plain)
 

@@ -1,4 +1,4 @@
-"""Predictions are matched one to one with stages, and what a run did not reach is not scored."""
+"""Predictions are matched one to one with stages. Levels and times that a run did not reach are not scored."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ STEPS = np.linspace(0, 1000, 400)
 
 
 def stairs(levels: Sequence[float], drops: Sequence[float], width: float = 5.0) -> np.ndarray:
-    """A series that goes from each level to the next at `drops`."""
+    """Returns a series that goes from each level to the next at `drops`."""
     done = 1 / (1 + np.exp(np.clip((np.array(drops)[:, None] - STEPS) / width, -700, 700)))
     return levels[0] + np.diff(levels) @ done
 
@@ -151,7 +151,7 @@ def test_times_after_the_end_give_one_warning_with_what_is_needed() -> None:
 
 
 class Late(sl.Flow):
-    """Exponential growth with a prediction of its end, and an event on the way."""
+    """Exponential growth with a prediction about its end, and a crossing before it."""
 
     id = "late/flow"
     presets: Mapping[str, Any] = {"quick": {"time": 2.0, "points": 30}}
@@ -189,7 +189,7 @@ def test_the_warning_comes_before_the_run_and_is_stored(tmp_path) -> None:
 
 
 class Early(Late):
-    """Something that theory expects after the end of the run happens before it."""
+    """A crossing that theory predicts after the end of the run, but that occurs before the end."""
 
     id = "late/early"
 

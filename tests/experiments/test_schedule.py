@@ -1,4 +1,4 @@
-"""Schedules: planned steps, more of them while the loss changes, and the same ones after a resume."""
+"""Schedules: planned steps, additional steps while the loss changes, and the same steps after a resume."""
 
 from __future__ import annotations
 

@@ -40,7 +40,7 @@ def panel():
 
 
 def boxes(figure, things):
-    """Returns the box of each of `things` on the canvas; for a name, the box of its text without its leader line."""
+    """Returns the bounding box of each of `things` on the canvas. For a name it excludes the leader line."""
     renderer = FigureCanvasAgg(figure).get_renderer()
     places = []
     for thing in things:

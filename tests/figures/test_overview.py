@@ -1,4 +1,4 @@
-"""The overview: a panel for each headline, lines of heads that look alike everywhere, strips of roles, and no flaw."""
+"""The overview: a panel for each main reading, one line style per head, strips of roles, and no overlapping text."""
 
 from __future__ import annotations
 
@@ -149,7 +149,7 @@ def test_edges_lie_between_the_measurements():
     assert edges([0, 2, 10]).tolist() == [0, 1, 6, 10] and len(edges([5])) == 2
 
 
-# Machado, Oliveira and Fernandes (2009), severity 1: what a colour looks like to people with each deficiency.
+# Machado, Oliveira and Fernandes (2009), severity 1: how a colour appears to people with each deficiency.
 DEFICIENT = {
     "none": np.eye(3),
     "protan": np.array(
@@ -165,7 +165,7 @@ DEFICIENT = {
 
 
 def lab(colour: str, seen: np.ndarray) -> np.ndarray:
-    """CIE L*a*b* of a colour as seen with a deficiency."""
+    """Returns CIE L*a*b* of a colour as seen with a colour vision deficiency."""
     srgb = np.array(matplotlib.colors.to_rgb(colour))
     linear = np.clip(seen @ np.where(srgb <= 0.04045, srgb / 12.92, ((srgb + 0.055) / 1.055) ** 2.4), 0, 1)
     to_xyz = np.array([[0.4124, 0.3576, 0.1805], [0.2126, 0.7152, 0.0722], [0.0193, 0.1192, 0.9505]])

@@ -1,4 +1,4 @@
-"""A third-party plugin of twenty lines gets everything that the built-in ones get."""
+"""A third-party plugin of twenty lines has all the features of the built-in ones."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def test_it_runs_with_every_built_in_probe_and_its_own(cli, tmp_path):
     probes = {row["name"]: row["readings"] for row in call("probes") if row["plugin"] in ("probes", "foreign")}
     found = call("run", "foreign", "--probes", ",".join(probes))
     assert found["task"] == "foreign/copy" and found["status"] == "finished" and not found["problems"]
-    # the probes ask for what this task does not name, and these readings for long contexts, directions or a norm
+    # these probes need methods that this task does not define, and these readings long contexts, directions or a norm
     names = {"kl_to_references", "conserved", "qk_alignment/reference", "qk_alignment/score_reference"}
     names |= {"induction/icl_score_fixed", "induction/prefix_matching_by_gap"}
     assert {name.removesuffix("_error").removesuffix("_chance") for name in found["skipped"]} <= names

@@ -1,4 +1,4 @@
-"""Plugins installed with pip: the one that `new-plugin` writes, and the example of the docs.
+"""Plugins installed with pip: the plugin that `new-plugin` writes, and the example of the docs.
 
 Both are installed into one Python environment. One process there runs the commands, another the plugins' own tests.
 """
@@ -53,7 +53,7 @@ def test_the_written_plugin_runs(answers):
     ran = answers["written"]
     assert ran["status"] == "finished" and not ran["problems"]
     without = {name for name in ran["skipped"] if "/" not in name}
-    assert without == {"kl_to_references", "conserved"}  # for which the task would have to name something
+    assert without == {"kl_to_references", "conserved"}  # the task does not define the methods that they need
     assert "the source is found" in [stage["name"] for stage in ran["stages"]]
 
 

@@ -1,4 +1,4 @@
-"""Distributed training: the first process measures and writes, and the training is the same as without."""
+"""Distributed training: the first process measures and writes, and the training is the same as without a recorder."""
 
 from __future__ import annotations
 

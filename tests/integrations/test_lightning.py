@@ -49,7 +49,7 @@ def in_a_directory_of_its_own(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -
 
 
 def fit(callbacks: list[Any], resume: str | None = None, module: Any = None, **options: Any) -> list[Any]:
-    """Losses, final weights and random states of a training of six steps over shuffled rows."""
+    """Returns losses, final weights and random states after six training steps over shuffled rows."""
     torch.manual_seed(0)
     module = module or Module()
     torch.manual_seed(1)

@@ -18,7 +18,7 @@ FROM = 5
 
 
 class Bad(Probe):
-    """The mean of what a hook sees; misbehaves in `act`."""
+    """Returns the mean of an activation, and misbehaves in `act`."""
 
     gives = ("value",)
     hooks = ("hook_middle",)

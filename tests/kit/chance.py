@@ -16,5 +16,5 @@ def seed() -> int:
 
 
 def chance(*names: object) -> random.Random:
-    """A random generator of its own for each name."""
+    """Returns a separate random generator for each name."""
     return random.Random(" ".join(map(str, (seed(), *names))))

@@ -7,8 +7,8 @@ A staircase is drawn on an axis u in [0, 1], which is either the step or its log
 What is drawn: 1 to 8 stages; 200 to 2,000 points; noise of 1 to 5 % of the range; drops up to 20:1 and distances
 between transitions up to 100:1 (both ratios drawn anew for each curve); four shapes R. By construction a transition
 takes 3 to 30 % of the distance to its nearer neighbour. A plateau has five points or more, and slopes by at most a
-tenth of the smaller drop next to it. The truth then follows from one rule: a drop counts if it exceeds three standard
-errors of the plateaus next to it. The weakest that does not is removed first, and its two plateaus become one.
+tenth of the smaller drop next to it. One rule defines the true stages: a drop counts if it exceeds three standard
+errors of the plateaus next to it. The weakest drop that does not is removed first, and its two plateaus are merged.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class Curve:
 
 
 def staircase(rng: np.random.Generator, shape: str | None = None, fewest: int = 200) -> Curve:
-    """A curve of 0 to 7 transitions with a random mix of everything that real ones show."""
+    """Returns a curve of 0 to 7 transitions with a random mix of the properties of real curves."""
     count = int(rng.integers(0, 8))
     traits = {name for name, share in TRAITS.items() if rng.random() < share}
     traits -= set() if count else {"unfinished", "overshoot"}

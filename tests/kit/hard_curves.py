@@ -107,9 +107,9 @@ def noisy_decay(rng: np.random.Generator) -> Curve:
 
 
 def bump(rng: np.random.Generator) -> Curve:
-    """A plateau in noise with a bump of 8 to 1,000 noise widths.
+    """Returns a plateau in noise with a bump of 8 to 1,000 noise widths.
 
-    It has one or two points, and then no transition; or five to sixty, and then two.
+    A bump of one or two points is no transition. A bump of five to sixty points is two transitions.
     """
     u, steps, logarithmic = _steps(rng, _points(rng))
     width = int(rng.integers(1, 3)) if rng.random() < 0.4 else int(np.exp(rng.uniform(np.log(5), np.log(60))))

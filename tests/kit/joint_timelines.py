@@ -1,8 +1,8 @@
 """Timelines of many readings whose joint transitions are known.
 
-A family is one quantity that is measured several times, as heads measure it: its copies differ in scale, sign, noise
-and, a little, in time. It moves in some of the joint transitions. Readings of noise alone and smooth decays move in
-none.
+A family is one quantity that is measured several times, for example by several heads. Its copies differ in scale, sign,
+noise and, slightly, in time. It changes in some of the joint transitions. Readings of pure noise and smooth decays
+change in none.
 """
 
 from __future__ import annotations

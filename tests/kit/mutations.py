@@ -36,7 +36,7 @@ def some_bits(whole: bytes, rng: random.Random) -> bytes:
 
 
 def early_bit(whole: bytes, rng: random.Random) -> bytes:
-    """Within the first hundred bytes, where formats have their headers."""
+    """Flips a bit in the first hundred bytes, where formats have their headers."""
     return one_bit(whole[:100], rng) + whole[100:]
 
 
@@ -79,12 +79,12 @@ def page_over_page(whole: bytes, rng: random.Random, size: int = 4096) -> bytes:
 
 
 def foreign(whole: bytes, rng: random.Random) -> bytes:
-    """The file of another program."""
+    """Returns the file of another program."""
     return rng.choice(FOREIGN)(rng)
 
 
 def encoded(whole: bytes, rng: random.Random) -> bytes:
-    """The same text as another program might have saved it; bytes that are no text are given a byte too many."""
+    """Returns the same text in another encoding. Bytes that are no text get an additional byte."""
     try:
         text = whole.decode("utf-8")
     except UnicodeDecodeError:
@@ -251,7 +251,7 @@ def _part(whole: bytes, rng: random.Random) -> tuple[int, int]:
 
 
 def _anywhere(document: Any, rng: random.Random) -> tuple[Any, Any]:
-    """A container in the document, and a key in it."""
+    """Returns a random container in the document, and a key in it."""
     place, key = document, rng.choice(list(document))
     while isinstance(place[key], dict | list) and place[key] and rng.random() < 0.6:
         place = place[key]

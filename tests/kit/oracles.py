@@ -90,7 +90,7 @@ def readers_of_yaml() -> dict[str, Reader]:
 
 
 def _points(path: Path) -> list[dict[str, Any]]:
-    """The points of a grid of lists, rows and one kind of range, by another reading of the file."""
+    """Returns the points of a grid of lists, rows and one kind of range, by an independent reader."""
     axes = []
     for key, values in yaml.safe_load(path.read_text(encoding="utf-8")).items():
         keys = [part.strip() for part in key.split(",")]

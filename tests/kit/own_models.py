@@ -1,4 +1,4 @@
-"""Models that are not TransformerLens': written in plain PyTorch, and Hugging Face models without weights."""
+"""Models outside of TransformerLens: models in plain PyTorch, and Hugging Face models with random weights."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ WAYS = ("scaled", "multihead", "weights", *BY_HAND)  # in which plain models att
 
 
 class Attention(nn.Module):
-    """Causal attention, written in one of `WAYS`. With equal weights all ways compute the same."""
+    """Causal attention by one of the implementations in `WAYS`. With equal weights all give the same result."""
 
     def __init__(self, way: str, dropout: float = 0.0) -> None:
         super().__init__()
@@ -108,7 +108,7 @@ class PlainTransformer(nn.Module):
 
 
 def plain_model(way: str, seed: int = 0, dropout: float = 0.0) -> PlainTransformer:
-    """A model whose weights depend on the seed alone, whatever the way it attends."""
+    """Returns a model whose weights depend on the seed alone, for every implementation of attention."""
     torch.manual_seed(seed)
     model = PlainTransformer("scaled", dropout)
     for parameter in model.parameters():

@@ -8,7 +8,7 @@ NUMBER = re.compile(r"-?\d+(?:\.\d+)?(?:e[-+]?\d+)?")
 
 
 def assert_same_text(found: str, stored: str) -> None:
-    """The same words, and numbers that are equal to 5%, to 0.001 or in the last digit: processors round differently."""
+    """Asserts equal words, and numbers equal to 5%, to 0.001 or in the last digit: processors round differently."""
     ours, theirs = (NUMBER.split(text) for text in (found, stored))
     assert [" ".join(part.split()) for part in ours] == [" ".join(part.split()) for part in theirs]
     for one, other in zip(NUMBER.findall(found), NUMBER.findall(stored), strict=True):

@@ -45,7 +45,7 @@ class Written(HookedRootModule):
 
 
 class PositionalToy(HookedRootModule):
-    """One layer; each head attends by position alone and passes on the mean it reads: [batch, pos, d] -> the same."""
+    """One layer. Each head attends by position alone and returns the mean of its input: [batch, pos, d] -> the same."""
 
     def __init__(self, n_heads: int = 3, n_ctx: int = 6, d: int = 4) -> None:
         super().__init__()
@@ -114,7 +114,7 @@ def squared_loss(model: Any, batch: Tensor) -> Tensor:
 
 
 def measured(model: Any, probe: Any, batch: Any = 0, **options: Any) -> dict[str, np.ndarray]:
-    """The readings of one probe, by their short names; a probe that fails or does not apply fails the test."""
+    """Returns the readings of one probe by short name. Fails the test if the probe fails or does not apply."""
     recorder = sl.Recorder(model, probes=[probe], batch=batch, **options)
     readings = recorder.measure(0)
     assert not recorder.problems and recorder.probes, (recorder.problems, recorder.skipped)
@@ -122,7 +122,7 @@ def measured(model: Any, probe: Any, batch: Any = 0, **options: Any) -> dict[str
 
 
 def refusal(model: Any, probe: Any, batch: Any = 0, **options: Any) -> str:
-    """Why the probe does not apply; a probe that fails, or applies, fails the test."""
+    """Returns the reason why the probe does not apply. Fails the test if the probe fails or applies."""
     recorder = sl.Recorder(model, probes=[probe], batch=batch, **options)
     recorder.measure(0)
     assert not recorder.problems and len(recorder.skipped) == 1, (recorder.problems, recorder.skipped)
@@ -130,7 +130,7 @@ def refusal(model: Any, probe: Any, batch: Any = 0, **options: Any) -> str:
 
 
 def omissions(model: Any, probe: str, batch: Any = 0, **options: Any) -> tuple[set[str], dict[str, str]]:
-    """The short names of the readings that a probe gives, and the reasons of those that it omits."""
+    """Returns the short names of the readings that a probe returns, and the reasons for those that it omits."""
     recorder = sl.Recorder(model, probes=[probe], batch=batch, **options)
     readings = recorder.measure(0)
     assert not recorder.problems and probe in recorder.probes, (recorder.problems, recorder.skipped)
@@ -142,7 +142,7 @@ def induction_circuit(V: int, P: int, sharp: float = 1e4) -> Any:
     """Returns a model of V tokens and P positions. Its residual stream is [token, position, previous
     token], each one-hot.
 
-    Attention scores are 0 or so large (`sharp`) that softmax is one-hot to the last digit.
+    Attention scores are 0 or so large (`sharp`) that the softmax is exactly one-hot.
     Layer 0: head 0 attends to the previous position and writes its token; head 1 attends to equal tokens.
     Layer 1: head 0 attends to where the previous token equals this one, and copies the token there (induction);
     head 1 attends alike to all and writes minus the tokens it reads.

@@ -39,12 +39,12 @@ Reader = Callable[[], str | bytes]
 
 
 class Fault(Exception):
-    """A reader did what it must never do."""
+    """A reader returned wrong content, raised another error, or did not end."""
 
 
 @dataclass(frozen=True)
 class Snapshot:
-    """A plugin that copies the run's folder once `step` is recorded: what a `kill -9` there leaves."""
+    """A plugin that copies the run's folder when `step` is recorded, as a `kill -9` at that moment would leave it."""
 
     step: float
     to: Path

@@ -1,4 +1,4 @@
-"""Curves of the project's own trainings, with the transitions that the eye sees in them."""
+"""Curves of the project's own training runs, with transitions labelled by eye."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Labelled:
     name: str
     steps: Array  # [point]
     values: Array  # [point]
-    transitions: list[Window] | None  # None: the eye cannot tell
+    transitions: list[Window] | None  # None: not clear by eye
     optional: list[Window]  # further transitions may be found in each, or not
 
     def agrees(self, found: Sequence[float]) -> bool:
@@ -31,7 +31,7 @@ class Labelled:
 
 
 def labelled(split: str) -> list[Labelled]:
-    """Returns the curves of a split, "development" or "hold-out", whose transitions are plain to the eye."""
+    """Returns the curves of a split, "development" or "hold-out", whose transitions are clear by eye."""
     labels = json.loads((FOLDER / "labels.json").read_text())["curves"]
     with np.load(FOLDER / "curves.npz") as file:
         return [

@@ -1,8 +1,8 @@
-"""The store: runs that several tests read. Each is trained once in a test session, by whichever process asks first.
+"""The store: runs that several tests read. Each is trained once in a test session, by the process that asks first.
 
-The folder belongs to the session. `conftest.py` makes it and removes it at the end. Every test process, and every
-process that a test starts, finds it in the environment. Runs of registered tasks come from the project's own `Lab`. It
-names them after everything that their numbers depend on, and locks each while it is trained.
+The folder belongs to the session. `conftest.py` creates it and removes it at the end. Every test process, and every
+process that a test starts, gets its path from the environment. Runs of registered tasks come from the project's `Lab`.
+The name of a run depends on everything that its numbers depend on, and each run is locked while it is trained.
 """
 
 from __future__ import annotations
@@ -57,10 +57,10 @@ def once(name: str, make: Callable[[Path], Any]) -> Path:
 
 
 def stored_run(train: Callable[..., sl.Run]) -> Callable[..., sl.Run]:
-    """Replaces `sl.run`: it trains no registered task twice in a session, and draws the figures of a run once.
+    """Replaces `sl.run`: trains no registered task twice in a session, and draws the figures of a run once.
 
-    It puts a copy of the store's run where the new run belongs. The first time, the real `sl.run` resumes the copy,
-    which trains nothing and makes its summary, problems, figures and report; these are copied with the run later.
+    It copies the store's run to the folder of the new run. The first time, the real `sl.run` resumes the copy. This
+    trains nothing, but writes summary, problems, figures and report, which are copied with the run later.
     """
 
     @wraps(train)
@@ -110,7 +110,7 @@ def found(
     name: str | None = None,
     **_: Any,
 ) -> tuple[Path, Path]:
-    """The folder of the store's run of these arguments, and the folder that `sl.run` would write it to."""
+    """Returns the folder of the store's run with these arguments, and the folder to which `sl.run` would write it."""
     given = dict(one.split("=", 1) for one in settings) if not isinstance(settings, dict) else settings
     done = lab().run(task, given, seed, preset=preset, probes=probes)
     kind = done.manifest.task.replace("/", "-")

@@ -79,7 +79,7 @@ class SeeingConfig(sl.TaskConfig):
 
 
 class Seeing(sl.Task):
-    """Writes down which GPUs its process sees."""
+    """Writes the GPUs that its process sees to a file."""
 
     id = "power/seeing"
     title = "writes down which GPUs it sees"

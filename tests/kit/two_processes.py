@@ -24,7 +24,7 @@ def digest(model: torch.nn.Module) -> float:
 
 
 def train(rank: int, world: int, run: str | None) -> tuple[list[float], float, list[int]]:
-    """Losses, weights and random state of this process after a few steps of a wrapped model with dropout."""
+    """Returns losses, weights and random state of this process after a few steps of a wrapped model with dropout."""
     torch.manual_seed(rank)
     model = DistributedDataParallel(plain_model("scaled", dropout=0.2))
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
@@ -72,7 +72,7 @@ class Module(lightning.LightningModule):
 
 
 def fit(callbacks: list[Any]) -> float:
-    """The weights after a training by Lightning in two processes."""
+    """Returns the weights after training by Lightning in two processes."""
     torch.manual_seed(0)
     module = Module()
     rows: Any = list(tokens_like_text(24))

@@ -1,4 +1,4 @@
-"""Victims: processes with everything imported that tests kill, or run with a failing disk or clock (see faults.c)."""
+"""Victims: processes that tests kill, or run with a failing disk or clock (see faults.c), with all imports done."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ NAMED = ("run", *WORDS, "--name", "r", "--resume", "--runs")  # and a folder
 
 @dataclass(frozen=True)
 class Plan:
-    """The n-th change of a file below `below` (0: none) fails with `error`, once or for good, or is a SIGKILL."""
+    """Makes the n-th change of a file below `below` (0: none) fail with `error`, once or always, or be a SIGKILL."""
 
     below: Path
     n: int = 0
@@ -61,19 +61,19 @@ class Plan:
         return self.below.with_name(f"{self.below.name}.trace")
 
     def put(self) -> None:
-        """For this process, from now on."""
+        """Applies the plan to this process, from now on."""
         arguments = (str(self.below).encode(), ctypes.c_long(self.n), self.error, self.lasting)
         ctypes.CDLL(None).fault_plan(*arguments, str(self.trace).encode())
 
     def changes(self) -> list[str]:
-        """The changes so far, as `call path`, up to and with the n-th."""
+        """Returns the changes so far, as `call path`, up to and including the n-th."""
         return self.trace.read_text().splitlines()
 
 
 def command(
     words: Sequence[Any], out: Path, plan: Plan | None = None, prepare: Callable[[], None] | None = None
 ) -> None:
-    """The command line; what it says goes to the files `out`.out and `out`.err."""
+    """Runs the command line; its output goes to the files `out`.out and `out`.err."""
     from stagelens.cli import main
 
     for number, ending in ((1, ".out"), (2, ".err")):
@@ -150,7 +150,7 @@ class KillAt:
 
 
 class Victims:
-    """A process that forks further ones, each of which calls a function. `library` is faults.c, compiled."""
+    """A process that forks further processes, each of which calls a function. `library` is the compiled faults.c."""
 
     def __init__(self, library: Path, imported: Sequence[str] = IMPORTED) -> None:
         context = get_context("spawn")
@@ -165,7 +165,7 @@ class Victims:
         return int(self._ask("start", function, *arguments))
 
     def wait(self, process: int, seconds: float = 120) -> int | None:
-        """Its exit code (minus the signal where it was killed); None where it has not ended in time."""
+        """Returns the exit code of a victim (minus the signal that killed it); None if it has not ended in time."""
         return self._ask("wait", process, seconds)  # type: ignore[no-any-return]
 
     def call(self, function: Callable[..., None], *arguments: Any) -> int | None:
@@ -229,7 +229,7 @@ def victims(library):
 
 @contextmanager
 def mounted(folder: Path, options: str) -> Any:
-    """A small disk of its own at `folder`, or a reason to skip."""
+    """Mounts a small disk at `folder`, or skips the test with the reason."""
     folder.mkdir(parents=True, exist_ok=True)
     done = subprocess.run(["mount", "-t", "tmpfs", "-o", options, "tmpfs", str(folder)], capture_output=True, text=True)
     if done.returncode:
@@ -247,7 +247,7 @@ def remount(folder: Path, options: str) -> None:
 def difference(one: Run, other: Run, stopped: bool = False) -> str:
     """Returns how `one` differs from the undisturbed run `other`: steps, series, weights, stages, theory; or "".
 
-    One that was `stopped` on its way, and not killed, has a checkpoint of that step too: with the weights of `other`.
+    A run that was `stopped`, and not killed, also has a checkpoint of that step, with the weights of `other`.
     """
     if one.manifest.status != other.manifest.status:
         return f"status {one.manifest.status}, {other.manifest.status}"
@@ -278,9 +278,9 @@ def leavings(folder: Path) -> list[str]:
 
 
 def watch(folder: Path, reference: Path, stop: Path, out: Path) -> None:
-    """Reads the run again and again until `stop` exists; writes what is wrong to `out`.
+    """Reads the run repeatedly until `stop` exists, and writes errors to `out`.
 
-    Every measurement that it sees must be one of the run in `reference`, bit for bit.
+    Every measurement that it reads must be one of the run in `reference`, bit for bit.
     """
     import json
     import traceback

@@ -1,4 +1,4 @@
-"""What works with TransformerLens 3 and with 4. `test_transformer_lens_4.py` runs this file with version 4 too."""
+"""Features that work with TransformerLens 3 and 4. `test_transformer_lens_4.py` runs this file with version 4 too."""
 
 from __future__ import annotations
 

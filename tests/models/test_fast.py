@@ -21,7 +21,7 @@ from stagelens.models.covered import covers
 def architectures(draw: st.DrawFn) -> dict[str, object]:
     """Random arguments of build_transformer, with every option.
 
-    From d_model = 8 up: a layer norm of two numbers leaves a sign only, whose gradient is nothing but rounding.
+    d_model is at least 8, because a layer norm of two numbers leaves only a sign, whose gradient is pure rounding.
     """
     heads, positions = draw(st.integers(1, 3)), draw(st.sampled_from(["learned", "sinusoidal", "alibi", "none"]))
     continuous, causal = draw(st.booleans()), draw(st.booleans())
@@ -127,7 +127,7 @@ class Reader(torch.nn.Module):
 @pytest.mark.parametrize("queries", [slice(None), slice(-1, None)])
 @pytest.mark.parametrize("positions", ["learned", "alibi"])
 def test_many_models_at_once(positions: str, queries: slice) -> None:
-    """`torch.func.vmap` over stacked parameters gives each model's own gradient, and says nothing."""
+    """`torch.func.vmap` over stacked parameters gives the gradient of each model, without a warning."""
     models = [Reader(small(seed=seed, positions=positions, dtype=torch.float64), queries) for seed in range(3)]
     parameters, buffers = stack_module_state(models)
     tokens = inputs_for(models[0].model)

@@ -260,7 +260,7 @@ STILL_FAST = {
 
 
 def test_the_changes_matter_and_the_known_ones_stay_fast(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Otherwise the test above would test nothing, or no model would take the fused path."""
+    """If a change had no effect, or no model took the fused path, the test above would test nothing."""
     same, quick, tokens = set(), set(), inputs_for(learned())
     for name, change in CHANGES.items():
         model = learned()

@@ -70,7 +70,7 @@ def test_sinusoidal_positions_follow_the_formula_and_are_not_trained() -> None:
 
 @pytest.mark.parametrize("positions", ["alibi", "none"])
 def test_without_its_own_token_a_query_attends_to_the_tokens_before_it(positions: str) -> None:
-    """The pattern is that of the whole attention without its diagonal, renormalized; the first query is as it was."""
+    """The pattern is that of full attention without its diagonal, renormalized. The first query is unchanged."""
     whole, model = (randomize(build(positions=positions, n_layers=1, own_token=own)) for own in (True, False))
     tokens = some_tokens()
     before, after = (m.run_with_cache(tokens)[1]["blocks.0.attn.hook_pattern"] for m in (whole, model))

@@ -1,4 +1,4 @@
-"""Watched models: what is seen is what the model does, and the model is left as it was."""
+"""Watched models: activations are those of the model's own computation, and the model is not changed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Batches and outputs of every kind: what is measured, and what is refused in one line."""
+"""Batches and outputs of every kind are measured, or refused with a one-line error."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Attention written by hand: heads in the batch, scaled keys, and what is no attention."""
+"""Attention written by hand: heads in the batch dimension, scaled keys, and softmaxes that are no attention."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is found in watched models of unusual build: blocks, matrices, one head, heads in the batch, zero weights."""
+"""Watched models of unusual structure: blocks, matrices, one head, heads in the batch dimension, zero weights."""
 
 from __future__ import annotations
 
@@ -215,7 +215,7 @@ def post_norm(norm_first: bool) -> nn.Module:
     ids=["bert", "post-norm", "pre-norm", "gemma2", "bloom", "opt"],
 )
 def test_what_attention_and_mlp_add_can_be_removed(made: Any, attention: str | None, mlp: str | None) -> None:
-    """A branch that a hook sets to zero is a branch whose last linear map has zero weights."""
+    """Setting a branch to zero by a hook is the same as zero weights in its last linear map."""
     torch.manual_seed(0)
     model = made()
     watched = sl.watch(model, TOKENS)

@@ -1,4 +1,4 @@
-"""Every claim reaches a verdict. If what it measures does not happen, it differs, and is not in error."""
+"""Every claim reaches a verdict. If the events that it measures do not occur, it differs; it is not an error."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def cache(tmp_path_factory):
 
 @pytest.fixture(autouse=True)
 def nothing_happens(monkeypatch):
-    """What claims compute themselves, outside of the lab, ends too early as well."""
+    """Makes the computations of claims outside of the lab end too early as well."""
     linear, variations, rich = (
         stagelens_linear_icl.claims.paths,
         stagelens_linear_icl.claims.variations,

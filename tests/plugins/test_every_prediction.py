@@ -1,4 +1,4 @@
-"""What holds for the predictions of every task and flow that comes with stagelens."""
+"""Tests of the predictions of every task and flow that is part of stagelens."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def test_one_plateau_is_the_plateau_of_one_level_and_times_say_what_they_are(tas
 
 
 def test_a_short_training_has_not_reached_the_later_levels(tmp_path):
-    """One flat plateau was scored as L(M_1), L(M_2), L(M_3) and L(M_4)."""
+    """A single plateau must not be scored as L(M_1), L(M_2), L(M_3) and L(M_4)."""
     run = sl.run("linear-icl", settings={"steps": 400}, runs=tmp_path, report=False, probes=["principal_components"])
     levels = [p for p in run.predictions if p["kind"] == "level"]
     assert [p["note"] for p in levels] == ["", "", "not reached", "not reached", "not reached"]

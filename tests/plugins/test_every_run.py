@@ -1,4 +1,4 @@
-"""The training of every task: measuring does not change it, nor does a crash, nor the way it is computed.
+"""The training of every task is the same with and without measuring, after a crash, and on both forward paths.
 
 The runs are those of `kit.tiny`. Runs in float64 have every registered probe; runs with a report have the task's own.
 """
@@ -72,7 +72,7 @@ def test_neither_probes_nor_their_schedule_change_the_weights(task_id, tmp_path)
 
 @every_task
 def test_a_run_that_crashed_and_was_resumed_is_the_uninterrupted_one(task_id, tmp_path):
-    """With every probe, so that what a probe carries from one measurement to the next is carried over the crash."""
+    """The run has every probe, so the states of probes between measurements must survive the crash too."""
     with pytest.raises(Crash):
         run_exactly(task_id, 0, tmp_path / "broken", host=host_with(CrashAt(STEPS // 2)))
     assert sl.load(tmp_path / "broken").status == "failed"
@@ -83,7 +83,7 @@ def test_a_run_that_crashed_and_was_resumed_is_the_uninterrupted_one(task_id, tm
 
 @every_task
 def test_the_model_between_two_checkpoints_is_the_one_that_the_training_had(task_id, tmp_path):
-    """In either phase of a training that has two, and within and after the first pass over a fixed training set."""
+    """Includes both training phases of a task that has two, and steps within and after the first pass over a set."""
     expected = trained(tiny_task(task_id))
     folder = shutil.copytree(reported_run(task_id).folder, tmp_path / "copy")
     copy = with_two_checkpoints(sl.load(folder, host=host()))

@@ -1,4 +1,4 @@
-"""What holds for every task and flow that comes with stagelens."""
+"""Tests of every task and flow that is part of stagelens."""
 
 from __future__ import annotations
 

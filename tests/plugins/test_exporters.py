@@ -21,7 +21,7 @@ SMALL = {"steps": 6, "batch_size": 16, "train_size": 0, "eval_size": 8}
 
 
 def numbers(run) -> dict[str, dict[int, float]]:
-    """name -> step -> value, as the timeline has them; nan where nothing was measured."""
+    """Returns name -> step -> value from the timeline; nan if nothing was measured at that step."""
     found: dict[str, dict[int, float]] = {}
     for index, step in enumerate(run.timeline.steps):
         for name in run.timeline:

@@ -1,4 +1,4 @@
-"""A flow's attention is read as a model's: at the same state, the probes give the same numbers for both."""
+"""The probes give the same readings for the attention of a flow and of a model in the same state."""
 
 from __future__ import annotations
 

@@ -51,7 +51,7 @@ def assert_never_rises(loss: np.ndarray) -> None:
 
 
 def assert_moved(values: np.ndarray, share: float = 1e-5) -> None:
-    """Otherwise a flow that does not move would pass as one that conserves."""
+    """Asserts that the values change; otherwise a flow that does not move would count as conserving."""
     assert np.ptp(values, axis=0).max() > share * np.abs(values[0]).max()
 
 

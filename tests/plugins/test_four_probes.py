@@ -1,4 +1,4 @@
-"""The four probes on every task: which are recorded by default, why one is not, and their answers in known states."""
+"""The four probes on every task: which are recorded by default, why one is not, and their readings in known states."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What holds for every probe: how it is registered, where it runs, and that it leaves no trace."""
+"""Tests of every probe: its registration, the models on which it runs, and that it changes nothing."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def skewed(batch):
 
 
 class Everything(sl.Task):
-    """A task that names all a probe can ask for."""
+    """A task that defines everything that a probe can use."""
 
     id = "test/everything"
 
@@ -79,7 +79,7 @@ def copied(tensors):
 
 
 def trace(model):
-    """All that a measurement must not change, in a form that compares."""
+    """Returns all state that a measurement must not change, in a form that can be compared."""
     points = model.hook_dict.values()
     return {
         "tensors": copied(model.state_dict().items()),

@@ -80,7 +80,7 @@ def assert_finite(values, reading):
 
 @pytest.mark.parametrize("name", PROBES)
 def test_every_probe_applies_to_some_task(name):
-    """Otherwise the matrix would be one of reasons alone."""
+    """A probe that applies to no task would have only reasons in the matrix."""
     assert any(name not in exact_run(task, 0).manifest.skipped for task in TASKS)
 
 

@@ -1,4 +1,4 @@
-"""attention_sparsity, on patterns whose numbers can be worked out by hand."""
+"""attention_sparsity on patterns whose readings can be computed by hand."""
 
 from __future__ import annotations
 
@@ -121,7 +121,7 @@ def test_uniform_attention_is_not_sparse_at_any_layer_and_head(n_layers, n_heads
 
 
 def test_an_attention_sink_is_not_a_key():
-    """What a softmax without the sink has is what one with it leaves for the keys, so the readings are the same."""
+    """Normalized over the keys, a softmax with a sink equals the softmax without it, so the readings are the same."""
     model = lens_model(use_attention_sinks=True, n_layers=1).double()
     with_sink = measured(model, "attention_sparsity", tokens())
     model.blocks[0].attn.sinks.data.fill_(-torch.inf)

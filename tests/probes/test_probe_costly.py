@@ -67,7 +67,7 @@ def test_a_head_that_gives_the_same_for_every_sequence_loses_nothing_by_its_mean
 
 
 class SameForAll(HookedRootModule):
-    """A head that is computed once for all sequences, and one for each of them: [batch, pos, d] -> the same."""
+    """A head that is computed once for all sequences, and a head per sequence: [batch, pos, d] -> the same."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -81,7 +81,7 @@ class SameForAll(HookedRootModule):
 
 
 def ablated(model, batch):
-    """What `readings` of the probe gives, by name."""
+    """Returns the readings of the probe by name."""
     probe, context, reduced = HeadAblation(), sl.Recorder(model, [], batch, loss=squared_loss).context, {}
 
     def keep(z, hook):
@@ -248,7 +248,7 @@ def test_lanczos_agrees_with_scipy(n):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("n", [2, 40, 300])
 def test_residuals_are_those_of_unit_vectors(n, dtype):
-    """The iteration's own estimate is 0 if the space is exhausted, whatever the rounding."""
+    """The estimate of the iteration itself is 0 if the space is exhausted, for any rounding error."""
     matrix = torch.randn(n, n, dtype=torch.float64, generator=torch.Generator().manual_seed(n)).to(dtype)
     matrix, asked = matrix + matrix.T, []
 

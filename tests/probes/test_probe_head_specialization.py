@@ -1,4 +1,4 @@
-"""head_specialization, with groups and with lags, on patterns whose numbers can be worked out by hand."""
+"""head_specialization with groups and with lags, on patterns whose readings can be computed by hand."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What must not change the readings, and what must change them in a known way."""
+"""Transformations that must not change the readings, or must change them in a known way."""
 
 from __future__ import annotations
 

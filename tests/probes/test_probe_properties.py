@@ -1,6 +1,6 @@
-"""What holds of every probe on any transformer: its range, and what must not change it, or must in a known way.
+"""Properties of every probe on any transformer: the ranges of its readings, and how they change if the model changes.
 
-`test_probe_invariances` has the same for three of them on activations that no model would make.
+`test_probe_invariances` tests three probes on activations that no model produces.
 """
 
 from __future__ import annotations
@@ -163,9 +163,9 @@ def all_readings(
 
 
 def assert_equal(found: dict[str, sl.Reading], expected: dict[str, np.ndarray]) -> None:
-    """Up to rounding; the Hessian's eigenvalues to the probe's tolerance, and not their residuals.
+    """Asserts equality up to rounding. Compares the Hessian's eigenvalues to the probe's tolerance, without residuals.
 
-    They are sought from one vector, whatever the order of the heads.
+    The iteration has the same start vector for every order of the heads.
     """
     steepest = max((abs(float(expected[name])) for name in CURVATURE if name in expected), default=0.0)
     for name, values in expected.items():
@@ -297,7 +297,7 @@ def test_values_in_other_units_scale_their_norm_and_keep_or_turn_what_they_copy(
 @settings(max_examples=8)
 @given(st.integers(0, 10**6), st.integers(2, 6), st.integers(2, 4), st.booleans())
 def test_linear_attention_is_read_by_its_shares_so_a_factor_on_a_row_is_not_seen(seed, length, heads, causal):
-    """|a| / sum |a|: of any sign and size, a factor for each query and head of its own."""
+    """A factor of any sign and size for each query and head does not change |a| / sum |a|."""
     stream = torch.Generator().manual_seed(seed)
     pattern = torch.randn(2, heads, length, length, generator=stream, dtype=torch.float64)
     pattern = pattern.tril() if causal else pattern

@@ -1,4 +1,4 @@
-"""What the attention probes and qk_alignment read of models, computed a second time with plain loops."""
+"""Computes the readings of the attention probes and of qk_alignment a second time, with plain loops."""
 
 from __future__ import annotations
 

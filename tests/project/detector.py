@@ -1,7 +1,7 @@
-"""What the stage detector finds in curves of real trainings, pinned in `detector.json` under its number `DETECTOR`.
+"""Pins the stages that the detector finds in curves of real training runs, in `detector.json` with its `DETECTOR`.
 
-Runs store their stages with that number. Stages that change while the number stays would be shown for old runs and
-not for new ones.
+Runs store their stages with the number `DETECTOR`. If stages changed without a new number, old runs would show the old
+stages and new runs the new ones.
 """
 
 from __future__ import annotations

@@ -33,9 +33,9 @@ Numbers = dict[str, Series]  # by the name of the series
 
 
 def numbers_of(run: sl.Run) -> Numbers:
-    """What a run measured, namely its steps, series and events; and what theory expects.
+    """Returns the measurements of a run, namely its steps, series and events, and the predictions of theory.
 
-    What the predictions measured is left out: on a curve of a few points a rounding error decides about a plateau.
+    Measured values of predictions are left out: on a curve of a few points a rounding error decides about a plateau.
     """
     assert run.manifest.problems == {}, f"{run.manifest.task}: {run.manifest.problems}"
     timeline = run.timeline

@@ -26,7 +26,7 @@ ANSWERS: dict[str, list[Any]] = {}  # what the commands printed when `measure` w
 
 
 def measure() -> dict[str, Any]:
-    """The surface of the code as it is."""
+    """Returns the public surface of the current code."""
     return {
         "names": {module: names_of(module) for module in MODULES},
         "hooks": hooks(),

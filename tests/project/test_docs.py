@@ -1,9 +1,9 @@
-"""README and docs are true: their Python blocks and commands are run, page by page, in order.
+"""Runs the Python blocks and commands of README and docs, page by page, in order.
 
-A page's blocks share one folder and one set of names, as for a reader who types them. What would take minutes
-(`verify`, presets other than `quick`, tasks not in QUICK) is not run but parsed, config and all. Runs of registered
+The blocks of a page share one folder and one set of names, as for a reader who types them. Commands that take minutes
+(`verify`, presets other than `quick`, tasks not in QUICK) are only parsed, including their config. Runs of registered
 tasks come from the store (`kit.store`). A `stagelens run` that several pages show is called once and then copied.
-Sweeps do their points in this process, and share them between pages: a point's folder is named after its content.
+Sweeps run their points in this process, and share them between pages: a point's folder is named after its content.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ sys.path.insert(0, str(ROOT / "docs"))
 from snippets import EXAMPLES, blocks, pages
 
 PAGES = pages()
-NOT_RUN = ("text", "toml", "sql", "bibtex", "")  # languages of blocks that show something else than code to type
-QUICK = {"markov", "recall/flow", "linear-icl/flow", "my-paper"}  # tasks that a reader waits for less than a minute
-LONG = {"verify", "figure"}  # commands that take minutes whatever they are given
+NOT_RUN = ("text", "toml", "sql", "bibtex", "")  # languages of blocks that are not code to type
+QUICK = {"markov", "recall/flow", "linear-icl/flow", "my-paper"}  # tasks that take less than a minute
+LONG = {"verify", "figure"}  # commands that take minutes for any arguments
 PLACEHOLDER = re.compile(r"\b(RUN|RUN_or_CSV|TASK|COMMAND|CHECKPOINT|DIR|PLUGIN|NAME|FILE)\b|\[")
 
 
@@ -96,7 +96,7 @@ def test_the_store_is_used_only_while_a_test_asks_for_it(monkeypatch):
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_every_command_that_a_page_shows_can_be_parsed(page):
-    """Also those that take too long to run or need a cluster."""
+    """Includes commands that take too long to run or need a cluster."""
     for block in blocks(page):
         known = (*NOT_RUN, "python", "sh", "console")
         assert block.language in known, f"a block of {block.language!r} is never run"

@@ -23,7 +23,7 @@ PACKAGE_FILES = sorted(path for tree in TREES for path in (ROOT / tree).rglob("*
 
 @cache
 def nodes_of(path):
-    """All nodes of a file's code, each file parsed once for all tests here."""
+    """Returns all nodes of a file's code; each file is parsed once for all tests here."""
     return list(ast.walk(ast.parse(path.read_text(encoding="utf-8"))))
 
 
@@ -77,7 +77,7 @@ def test_every_module_of_the_toolkit_is_in_a_room():
 
 @pytest.mark.parametrize("room", ROOMS, ids=lambda room: room.name)
 def test_other_rooms_import_only_the_names_that_a_room_declares(room):
-    """Other rooms, probes and plugins import the names that `__init__.pyi` declares, not from its modules."""
+    """Other rooms, probes and plugins import the names that `__init__.pyi` declares, not from the room's modules."""
     others = [path for path in PACKAGE_FILES if room not in path.parents and path.name != "__init__.py"]
     inside = {f"stagelens.{room.name}.{path.stem}" for path in room.glob("*.py") if path.stem != "__init__"}
     behind = {f"{path.relative_to(ROOT)}: {module}" for path in others for module in imported(path) if module in inside}
@@ -188,12 +188,12 @@ def longer_than(most, paths):
     }
 
 
-def test_files_have_at_most_350_lines():
+def test_no_file_is_too_long():
     assert not longer_than(LONGEST_FILE, PACKAGE_FILES)
     assert not longer_than(LONGEST_TEST_FILE, (ROOT / "tests").rglob("*.py"))
 
 
-def test_a_function_fits_on_a_screen():
+def test_no_function_is_too_long():
     long = [
         f"{path.relative_to(ROOT)}: {node.name} has {body_length(node)} lines"
         for path in PACKAGE_FILES
@@ -204,7 +204,7 @@ def test_a_function_fits_on_a_screen():
 
 
 def names_in(path):
-    """The identifiers of a file's code; comments, docstrings and messages may speak of anything."""
+    """Returns the identifiers of a file's code, without comments, docstrings and messages."""
     for node in nodes_of(path):
         if isinstance(node, ast.Name):
             yield node.id

@@ -106,7 +106,7 @@ FOUND_OTHERWISE = {
 
 @pytest.mark.parametrize("plugin", verdicts.PAPERS)
 def test_decimal_numbers_of_a_papers_page_are_those_of_its_verdicts(plugin):
-    """With as many digits as are written, some number of the claims of this paper, of any budget, is the same."""
+    """Rounded to the digits of the page, some number of this paper's claims, of any budget, is the same."""
     found = [n for budget in verdicts.BUDGETS for one in verdicts.load(plugin, budget).values() for n in numbers(one)]
     page = f"plugins/stagelens_{verdicts.PAPERS[plugin]}/README.md"
     text = re.sub(r"<!-- claims.*?end of claims -->|\[arXiv:[\d.]*|section [\d.]+", "", prose_of(page), flags=re.DOTALL)

@@ -1,4 +1,4 @@
-"""Each value of a preset `paper` says where it is from; a guess says that it is one."""
+"""Each value of a preset `paper` has a source; guesses are marked as guesses."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Measuring leaves no trace: modes of every module, random states of every generator, and the user's own batch."""
+"""Measuring does not change the modes of modules, the random states of generators, and the user's batch."""
 # ruff: noqa: NPY002  what is tested is the global generator
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ def test_every_module_of_a_bridge_gets_its_own_mode_back(kind: str) -> None:
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_measured_training_of_a_bridge_is_the_unmeasured_one(kind: str) -> None:
-    """With dropout, which a module left in evaluation mode would not do. Compared bit for bit."""
+    """The model has dropout, which would be off if a module stayed in evaluation mode. Compared bit for bit."""
     ends = []
     for measured in (True, False):
         model = bridged(kind).train()

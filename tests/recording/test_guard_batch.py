@@ -60,7 +60,7 @@ def test_a_batch_that_is_changed_in_place_is_measured_as_it_was(kind: str) -> No
 
 @pytest.mark.parametrize("changed", ["before the first measurement", "after it"])
 def test_references_groups_and_directions_stay_those_of_the_batch(changed: str) -> None:
-    """Half of what a probe knows of a batch is computed once: it must be of the same batch as the other half."""
+    """Some quantities of a batch are computed once and cached: they must belong to the same batch as the others."""
     model = build_transformer(n_layers=2, n_heads=2, d_model=8, n_ctx=8, d_vocab=11, seed=0)
     tokens = torch.randint(11, (3, 7), generator=torch.Generator().manual_seed(0))
     axis = torch.eye(4)[0].clone()
@@ -101,7 +101,7 @@ def test_a_batch_goes_to_the_models_device_without_its_graph() -> None:
 
 
 def test_the_trainings_own_batch_is_not_touched_either() -> None:
-    """A task that gives one stored tensor as its batch keeps it, whatever a loss does to the recorder's copy."""
+    """If a task returns a stored tensor as its batch, a loss that changes the recorder's copy does not change it."""
     task = Repeats(Repeats.Config())
     stored = task.sample(4, torch.Generator().manual_seed(0))
     before = stored.clone()

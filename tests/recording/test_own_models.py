@@ -1,4 +1,4 @@
-"""The recorder in the training of any model: it measures, and the training is what it was without it."""
+"""The recorder measures any model in training, and the training is the same as without it."""
 
 from __future__ import annotations
 

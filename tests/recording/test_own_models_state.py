@@ -65,7 +65,7 @@ def test_a_measured_training_of_a_model_with_state_is_the_unmeasured_one(made: C
 
 
 def installed(model: nn.Module) -> list[str]:
-    """What a measurement could have left behind."""
+    """Returns the hooks and modes that a measurement could have left behind."""
     modules = dict(model.named_modules())
     found = [path for path, one in modules.items() if one._forward_hooks or one._forward_pre_hooks]
     if F.scaled_dot_product_attention is not torch._C._nn.scaled_dot_product_attention:

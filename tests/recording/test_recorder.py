@@ -1,4 +1,4 @@
-"""The recorder: one shared pass, everything left as found, and a probe's failure is its own."""
+"""The recorder makes one shared pass, changes nothing, and continues if a probe fails."""
 
 from __future__ import annotations
 
@@ -332,7 +332,7 @@ def test_without_hooks_or_batch_the_error_names_what_is_missing():
 
 
 class Picky(sl.Probe):
-    """Gives `late` from step 2 on and never `never`."""
+    """Returns `late` from step 2 on, and always omits `never`."""
 
     name = "picky"
     gives = ("always", "late", "never")

@@ -142,7 +142,7 @@ POLICY = re.compile(r'<meta http-equiv="Content-Security-Policy"[^>]*>')
 
 
 class Elsewhere(http.server.ThreadingHTTPServer):
-    """A server of its own, and what it was asked for."""
+    """A second server, which records the requests that it gets."""
 
     def __init__(self) -> None:
         asked = self.asked = set[str]()
@@ -167,7 +167,7 @@ def elsewhere():
 
 
 def attacked(browser: Any, path: Path, page: str, server: Elsewhere) -> tuple[Opened, list[str]]:
-    """The page in a browser with everything injected into it; and which of that ran."""
+    """Opens the page in a browser with all injections, and returns those that were executed."""
     address = f"http://127.0.0.1:{server.server_port}"
     injected = [text.format(url=address + path) for path, text in FETCHED.items()]
     for name, text in INJECTED.items():
@@ -184,7 +184,7 @@ def test_the_content_security_policy_blocks_injected_code(browser, pages, tmp_pa
     opened, ran = attacked(browser, tmp_path / "page.html", pages[0].read_text(encoding="utf-8"), elsewhere)
     assert ran == [] and elsewhere.asked == set()
     told = [complaint for complaint in opened.complaints if "Content Security Policy" in complaint]
-    assert len(told) >= len(INJECTED) + len(FETCHED) - 1  # a page in the page tells itself
+    assert len(told) >= len(INJECTED) + len(FETCHED) - 1  # a frame inside the page reports itself
     assert opened.drawn  # the page itself still works
     opened.page.close()
 

@@ -188,7 +188,7 @@ def test_attention_at_a_plateaus_end_never_shows_a_later_step(two_drops, seconds
 
 
 def test_attention_maps_are_those_of_the_model_at_that_step(two_drops):
-    """Between two checkpoints the maps are the replayed model's, and not those of a checkpoint."""
+    """Between two checkpoints the maps come from the replayed model, not from a checkpoint."""
     step = next(step for step, what in chosen_steps(two_drops, 6).items() if what == "end of plateau 1")
     assert step not in two_drops.checkpoints
     exact, before = (

@@ -1,4 +1,4 @@
-"""Damaged files: a few of each kind through what reads them quickly. `make stress` does two thousand, through all."""
+"""Damaged files: a few of each kind, read by the fast readers. `make stress` has two thousand, and all readers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A second run of the same name gets another name, or replaces the first one, which is never lost before it ends."""
+"""A second run of the same name gets another name, or replaces the first run, which is removed only at its end."""
 
 from __future__ import annotations
 

@@ -76,7 +76,7 @@ def test_problems_come_first_in_the_summary_and_in_the_report(fallible, tmp_path
 
 
 def test_report_and_compare_and_seeds(fallible, tmp_path) -> None:
-    """Of the callbacks only those that each command needs."""
+    """Each command calls only the callbacks that it needs."""
     together = fallible("run", "fallible", *settings("predictions()"), "--seeds", 2)
     assert together.code == 1 and together.out.startswith("problem: predictions() of fallible/one failed")
     assert together.out.strip().endswith("fallible-one-quick-seeds.html")

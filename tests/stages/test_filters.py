@@ -1,4 +1,4 @@
-"""Running filters against scipy's."""
+"""Compares the running filters with scipy's."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Stages belong to the curve's shape: other units of its values or of its steps give the same stages in those units."""
+"""Stages depend on the shape of a curve: other units of values or steps give the same stages in these units."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Start, steepest point and end of a transition are those of the data, however finely it was sampled."""
+"""Start, steepest point and end of a transition are those of the data, for any sampling."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def test_the_steepest_point_of_a_symmetric_drop_is_its_middle(shape: str, points
 
 
 def test_the_narrow_drop_of_a_long_curve() -> None:
-    """From 10 to 90 % in 22 of 16,000 steps: it was read as 43.9 steps from the fitted pieces."""
+    """The drop takes 22 of 16,000 steps from 10 to 90 %. The fitted pieces alone would give 43.9 steps."""
     steps = np.arange(16001.0)
     found = the_transition(steps, 1 / (1 + np.exp(np.clip((steps - 8000) * 2 * np.log(9) / 22, -700, 700))))
     assert found.end - found.start == pytest.approx(22, rel=0.01)

@@ -21,7 +21,7 @@ def pytest_addoption(parser):
 
 
 def pytest_configure(config):
-    """The process that starts the session decides; its workers inherit the environment."""
+    """Sets the options in the process that starts the session; its workers inherit the environment."""
     given = config.getoption("--seed")
     os.environ.setdefault(SEED, str(random.randrange(10**6) if given is None else given))
     if config.getoption("--record"):

@@ -21,7 +21,7 @@ FAULT = 3  # the exit code
 
 @dataclass(frozen=True)
 class Whole:
-    """The run on a good disk, also without its report, and every change that it makes there, in order."""
+    """The run on a working disk, with and without its report, and its changes on the disk, in order."""
 
     run: sl.Run
     plain: sl.Run

@@ -52,7 +52,7 @@ EACH = 10
 
 
 def plans(kind: str, changes: list[str]) -> list[tuple[KillAt | None, int]]:
-    """`EACH` ways to die during `kind`: at a call of a function, or at the n-th change on the disk."""
+    """Returns `EACH` kills during `kind`: at a call of a function, or at the n-th change on the disk."""
     functions, parts = AIMED[kind]
     written = moments(changes, *parts)
     chosen: list[tuple[KillAt | None, int]] = []

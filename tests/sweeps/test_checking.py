@@ -1,4 +1,4 @@
-"""Sweep metrics that the runs will not have are errors before anything runs, with `--dry-run` too."""
+"""A sweep metric that the runs cannot have is an error before any run starts, also with `--dry-run`."""
 
 from __future__ import annotations
 

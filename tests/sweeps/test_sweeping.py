@@ -210,7 +210,7 @@ def test_the_seeds_of_a_point_are_vectorized_by_default(tmp_path) -> None:
 
 
 def test_an_estimate_comes_from_finished_points_or_from_timing_one(tmp_path, monkeypatch) -> None:
-    """A clock that moves only while a point sleeps: half a second in each."""
+    """The clock advances only while a point sleeps, half a second in each."""
     now = [0.0]
     for clock in ("monotonic", "perf_counter"):
         monkeypatch.setattr(time, clock, lambda: now[0])

@@ -206,7 +206,7 @@ def test_the_fixtures_are_there(lab, host):
 
 
 class Forgetful(sl.Probe):
-    """Names a reading that it never gives, and says nothing about it."""
+    """Names a reading that it neither returns nor omits."""
 
     name = "forgetful"
     gives = ("given", "forgotten")

@@ -1,4 +1,4 @@
-"""Events of series in which they were put."""
+"""Events of series with known changes."""
 
 from __future__ import annotations
 

@@ -39,7 +39,7 @@ class DoubleConfig(RegressionConfig):
 
 
 class Double(Regression):
-    """The same in float64, with each optimizer, a learning rate that moves, and phases."""
+    """The same in float64, with each optimizer, a learning rate that changes, and training phases."""
 
     id = "small/double"
     Config = DoubleConfig
@@ -83,7 +83,7 @@ class OwnTarget(Double):
 
 
 class ByShape(Double):
-    """Decays matrices alone, and would take a stack of vectors for one."""
+    """Applies weight decay to matrices only, so it would treat stacked vectors as a matrix."""
 
     id = "small/by-shape"
 

@@ -1,4 +1,4 @@
-"""From the end of training to the report one `Run` is open: its timeline is read once, its stages are found once."""
+"""From the end of training to the report there is one open `Run`: its timeline and stages are read only once."""
 
 from __future__ import annotations
 

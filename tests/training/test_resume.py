@@ -78,7 +78,7 @@ def test_a_damaged_last_checkpoint_costs_time_but_nothing_else(tmp_path):
 
 
 def test_measurements_of_another_course_do_not_survive_a_resume(tmp_path):
-    """Steps that were measured after the checkpoint are measured anew; none of the old ones stays."""
+    """Steps after the checkpoint are measured again; none of the old measurements remains."""
     whole = run(Repeats, tmp_path / "whole")
     done = run(Repeats, tmp_path / "other")
     for step in done.checkpoints:
@@ -216,7 +216,7 @@ def uninterrupted(tmp_path_factory):
 
 
 def in_process(folder):
-    """What a process that will be killed does."""
+    """Runs in the process that will be killed."""
     options = {"settings": SETTINGS, "name": "r", "resume": True, "probes": ["attention_sparsity"]}
     run("markov", folder, **options)
 

@@ -76,12 +76,12 @@ def registered() -> dict[str, type[Task]]:
 
 
 def readings_apart(name: str, one: Any, other: Any) -> float:
-    """How far apart two readings are. The scale of a cosine is 1, also if two gradients are orthogonal."""
+    """Returns the relative difference of two readings. The scale of a cosine is 1, even for orthogonal gradients."""
     return apart(one, other, 1.0) if "cosine" in name else apart(one, other)
 
 
 def is_rounding(name: str) -> bool:
-    """Attention does not depend on its keys' biases: their gradients are 0 but for rounding, which Adam amplifies."""
+    """Returns True for the biases of keys: attention does not depend on them, so their gradients are pure rounding."""
     return name.endswith("b_K")
 
 
@@ -97,7 +97,7 @@ def numbers(observed: Any) -> Iterator[tuple[str, Any]]:
 
 
 class ByForm(dict[Any, Any]):
-    """Traced functions, shared between stacks whose batches are equal: a batch that lasts is found by its form.
+    """Traced functions, shared between stacks whose batches are equal: a constant batch is found by its form.
 
     `Stacked` finds such a batch by its identity, because its numbers become constants of the function.
     """
@@ -133,7 +133,7 @@ class Both:
             trainer.advance(step)
 
     def differences(self, step: int) -> Iterator[tuple[str, float]]:
-        """How far apart the parameters, losses and gradient norms are at `step`."""
+        """Returns the differences of parameters, losses and gradient norms at `step`."""
         for trainer in (self.stacked, *self.alone):
             trainer.enter_phase(step)
         self.stacked.settle()
@@ -144,7 +144,7 @@ class Both:
                 yield key, apart(member.scalars()[key], value)
 
     def differences_of_readings(self, step: int) -> Iterator[tuple[str, float]]:
-        """How far apart the readings are at `step`, after `differences`."""
+        """Returns the differences of the readings at `step`; call it after `differences`."""
         observed = self.recorder.observe(step, range(len(SEEDS)))
         for index, recorder in enumerate(self.own):
             seen = observed[index] if observed else self.recorder.recorders[index].observe(step)

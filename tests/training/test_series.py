@@ -1,4 +1,4 @@
-"""A folder of saved models becomes a timeline."""
+"""`stagelens probe` turns a folder of saved models into a timeline."""
 
 from __future__ import annotations
 

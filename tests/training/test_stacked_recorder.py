@@ -1,4 +1,4 @@
-"""The recorders of an ensemble in one vectorized pass: the numbers of single passes, and single passes if it fails."""
+"""Recorders of an ensemble measure in one vectorized pass, with the numbers of single passes, or else one by one."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class Largest(sl.Probe):
 
 
 class Plain(sl.Probe):
-    """In plain numbers, which cannot be vectorized; and it needs no hooks."""
+    """Returns plain numbers, which cannot be vectorized, and needs no hooks."""
 
     name, gives = "plain", ("rounded",)
 

@@ -1,4 +1,4 @@
-"""S8 to S12 on runs with known curves: they hold if the curves obey the paper's laws, and differ if not."""
+"""S8 to S12 on runs with known curves: they hold if the curves follow the paper's power laws, and differ if not."""
 
 from __future__ import annotations
 
@@ -210,7 +210,7 @@ def test_the_fastest_learning_rate_counts(tmp_path):
 
 
 def test_sizes_without_an_effect_are_undecided(tmp_path):
-    """Seeds that scatter by 20% around no effect of layers and heads: the interval covers both signs."""
+    """Layers and heads have no effect, and seeds scatter by 20%: the confidence interval covers both signs."""
 
     def flat(c, seed):
         noise = np.random.default_rng([seed, c.layers, c.heads]).normal()

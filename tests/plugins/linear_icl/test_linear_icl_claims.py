@@ -70,7 +70,7 @@ def test_a_plateau_counts_where_the_loss_speeds_up_again(stairs):
 
 
 def doublings(log_speed):
-    """How often a curve rises by log 2 above its lowest value since it last fell by log 2: counted in one pass."""
+    """Returns how often a curve rises by log 2 above its lowest value since it last fell by log 2, in one pass."""
     count, slowing, extreme = 0, True, np.inf
     for now in log_speed:
         extreme = min(extreme, now) if slowing else max(extreme, now)

@@ -1,4 +1,4 @@
-"""The claims of the minimal architecture on timelines written by hand: as the paper says, and otherwise."""
+"""The claims of the minimal architecture on timelines written by hand, which agree or disagree with the paper."""
 
 from __future__ import annotations
 
@@ -221,7 +221,7 @@ def test_weight_decay_may_move_the_stages_by_a_tenth():
 
 
 def test_every_claim_runs_from_training_to_verdict(tmp_path, monkeypatch):
-    """At sizes at which nothing is learned: no claim may be in error, and what it cites must be in its checks."""
+    """At these sizes nothing is learned. No claim may be an error, and the numbers it cites must be in its checks."""
     tiny = {"d": 4, "T": 3, "steps": 10, "batch_size": 8, "train_size": 16, "eval_size": 8}
     full = tiny | {"d_model": 12, "intervals": [[1, 2], [3, 4], [5, 6]]}
     monkeypatch.setattr(

@@ -106,7 +106,7 @@ def test_hooks_on_single_heads_change_nothing():
 
 @pytest.mark.parametrize("d", [5, 12])
 def test_heads_that_are_alike_get_the_same_gradient_to_the_last_bit(d):
-    """Otherwise rounding would make the heads differ, and u = 0 would behave like a small u."""
+    """If gradients differed by rounding, the heads would separate, and u = 0 would behave like a small u."""
     model = small(d=d, w=6, T=12, heads=3)
     with torch.no_grad():
         for parameter in model.parameters():

@@ -1,4 +1,4 @@
-"""The recall plugin's claims: what they read off timelines, and the verdicts of those that are quick to find."""
+"""The claims of the recall plugin: their measurements on timelines, and the verdicts that are quick to compute."""
 
 from __future__ import annotations
 

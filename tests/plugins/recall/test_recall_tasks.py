@@ -1,4 +1,4 @@
-"""The recall plugin's tasks: their contract, their stages, and what they say to a mistake."""
+"""The tasks of the recall plugin: their contract, their stages, and their error messages."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The rich plugin's claims about the flow and the toy model: what they read off curves, and their verdicts."""
+"""The claims of the rich plugin about the flow and the toy model: their measurements on curves, and their verdicts."""
 
 from __future__ import annotations
 

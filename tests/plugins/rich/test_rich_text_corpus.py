@@ -1,4 +1,4 @@
-"""The corpus of rich/text: what is read, how it is cut, and what a user's mistakes get."""
+"""The corpus of rich/text: which files are read, how the text is split, and the error messages."""
 
 from __future__ import annotations
 
