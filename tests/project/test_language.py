@@ -17,7 +17,9 @@ PAGES = ("README.md", "CONTRIBUTING.md", "SECURITY.md", "docs", "plugins", "test
 TEMPLATES = ("toolkit/stagelens/cli/templates", "toolkit/stagelens/report/templates")
 SETTINGS = ("Makefile", "pyproject.toml", "mkdocs.yml", ".github")  # their comments and texts
 NOT_OURS = ("frozen_plugin", "old_runs", "__pycache__")  # a plugin and runs of an earlier version
-LONGEST = 25  # words of a sentence in a docstring
+LONGEST = 25  # words of a sentence in a docstring or on a page
+# Pages whose sentences are not checked: they are generated from texts of plugins, or have not been rewritten yet.
+LONG_PAGES = ("docs/gallery.md", "docs/stages.md", "docs/speed.md", "benchmarks/speed.md", "docs/reference/")
 
 # A home-made term -> what to write, a sentence that must be found, and one in which the word has its ordinary sense.
 TERMS = {
@@ -132,6 +134,18 @@ def prose_of_page(text: str) -> Iterator[tuple[int, str]]:
             yield number, line
 
 
+def sentences_of_page(text: str) -> Iterator[tuple[int, str]]:
+    """Yields (line, sentence) of a Markdown page: of its paragraphs and list items, without tables."""
+    paragraph, start = "", 0
+    for line, content in [*prose_of_page(text), (0, "")]:
+        if not content.strip() or re.match(r"\s*(?:[-*>#|!]|\d+\.) ?", content):
+            plain = re.sub(r"\]\([^)]*\)", "]", paragraph).replace("[", "").replace("]", "")  # links are their texts
+            yield from ((start, sentence) for sentence in _split(plain))
+            paragraph, start = "", line
+        if not content.lstrip().startswith("|"):
+            paragraph += " " + content.strip().lstrip("-*># ")
+
+
 def home_made(text: str) -> list[str]:
     """Returns the home-made terms in a text, outside of inline code."""
     plain = re.sub(r"`[^`]*`", "X", text)
@@ -235,6 +249,21 @@ def test_sentences_in_docstrings_are_short() -> None:
         if words(sentence) > LONGEST
     ]
     assert not long, "\n".join(long)
+
+
+def test_sentences_on_pages_are_short() -> None:
+    pages = {file: file.relative_to(ROOT).as_posix() for file in files(PAGES, ".md")}
+    long = [
+        f"{name}:{line}: {words(sentence)} words: {sentence}"
+        for file, name in pages.items()
+        if not name.startswith(LONG_PAGES)
+        for line, sentence in sentences_of_page(file.read_text(encoding="utf-8"))
+        if words(sentence) > LONGEST
+    ]
+    assert not long, "\n".join(long)
+    long = "word " * 26
+    page = f"Short.\nA {long}here.\n\n| {long} |\n\n- One [link]({long}).\n```\n{long}\n```\n"
+    assert [(line, words(one)) for line, one in sentences_of_page(page) if words(one) > LONGEST] == [(0, 27)]
 
 
 def test_a_long_sentence_is_found_and_code_is_not_counted() -> None:
