@@ -26,13 +26,13 @@ QUOTED = [
     ("README.md", r"the default probes take (\d+)% of it", "probes", "fraction of a run of 2,000 steps, as timed"),
     (
         "plugins/stagelens_markov/README.md",
-        r"it is ([\d.]+) times as fast per training step at the paper's size",
+        r"A training step is ([\d.]+) times as fast at the paper's size",
         "markov",
         "paper: direct einsum / lookups, per training step",
     ),
     (
         "plugins/stagelens_markov/README.md",
-        r"and ([\d.]+) times at the\nquick one",
+        r"and ([\d.]+) times at the\nquick size",
         "markov",
         "quick: direct einsum / lookups, per training step",
     ),
