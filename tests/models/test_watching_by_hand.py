@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 import stagelens as sl
@@ -118,3 +119,16 @@ def test_cross_attention_to_as_many_keys_as_a_head_has_dimensions() -> None:
         for where in (own, cross):
             a, v, z = (cache[f"{where}.hook_{name}"] for name in ("pattern", "v", "z"))
             torch.testing.assert_close(torch.einsum("bhqk,bkhd->bqhd", a, v), z, atol=1e-5, rtol=1e-5)
+
+
+def test_attention_inside_vmap_is_refused() -> None:
+    class Mapped(OneHead):
+        def forward(self, x: Tensor) -> Tensor:
+            heads = (
+                y.unflatten(2, (HEADS, -1)) for y in (self.q(x), self.k(x), self.v(x))
+            )  # [batch, position, head, d]
+            z = torch.func.vmap(F.scaled_dot_product_attention, in_dims=2, out_dims=2)(*heads)
+            return x + self.o(z.flatten(2))
+
+    with pytest.raises(sl.StagelensError, match=r"no attention was seen in Stack.* inside torch.vmap"):
+        sl.watch(Stack(Mapped(False)), TOKENS)

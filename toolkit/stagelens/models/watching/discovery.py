@@ -167,9 +167,11 @@ class Finder(Seam):
     def _heads(self, x: Tensor) -> int:
         """Returns the number of heads of queries or scores `x`; 0 if they are not those of the batch's sequences.
 
-        The dimensions are [batch, head, query, ...], [batch, group of heads, head, query, ...], or [batch, query, ...]
-        with heads folded into the batch.
+        Inside `torch.vmap` they cannot be seen. The dimensions are [batch, head, query, ...], [batch, group of heads,
+        head, query, ...], or [batch, query, ...] with heads folded into the batch.
         """
+        if torch._C._functorch.is_functorch_wrapped_tensor(x):
+            return 0
         if x.ndim > 3:
             return x.shape[1:-2].numel()
         positions_first = len(self.sizes) > 1 and self.sizes[0] == x.shape[-2] != self.sizes[1]
