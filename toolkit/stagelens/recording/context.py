@@ -120,7 +120,7 @@ class ProbeContext:
         """Returns why probes that average over positions do not apply: the batch is padded. None if it is not.
 
         A batch is padded if it is a mapping whose `attention_mask` or `decoder_attention_mask`, [batch, position], has
-        zeros, or if a watched model hides some keys of some of its sequences from every query.
+        zeros. So it is if a watched model hides some keys of some of its sequences from every query.
         """
         hidden = "the model hides some keys in some of its sequences" if getattr(self.model, "is_padded", False) else ""
         for name in ("attention_mask", "decoder_attention_mask"):
