@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch._C._functorch import is_functorch_wrapped_tensor
 
 from stagelens.base import UsageError
 from stagelens.models.watching.seam import Seam, Tracker
@@ -170,7 +171,7 @@ class Finder(Seam):
         Inside `torch.vmap` they cannot be seen. The dimensions are [batch, head, query, ...], [batch, group of heads,
         head, query, ...], or [batch, query, ...] with heads folded into the batch.
         """
-        if torch._C._functorch.is_functorch_wrapped_tensor(x):
+        if is_functorch_wrapped_tensor(x):
             return 0
         if x.ndim > 3:
             return x.shape[1:-2].numel()
