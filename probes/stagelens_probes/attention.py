@@ -29,6 +29,11 @@ def is_causal(context: ProbeContext) -> bool:
     return bool(getattr(getattr(context.model, "cfg", None), "attention_dir", "causal") == "causal")
 
 
+def reads_two_texts(context: ProbeContext) -> bool:
+    """Returns True if the model has cross-attention: its decoder's tokens are not those of its encoder."""
+    return any(".cross_attn." in name for name in context.model.hook_dict)
+
+
 def normalized(pattern: Tensor, visible: Tensor) -> Tensor:
     """Returns |a| / sum |a| over the visible keys, for a `pattern` a [..., query, key] and `visible` [..., query, key].
 

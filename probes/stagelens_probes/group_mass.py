@@ -11,7 +11,7 @@ from torch import Tensor
 from stagelens.base import UsageError
 from stagelens.experiments import Group, token_groups, tokens_of
 from stagelens.recording import DoesNotApply, ProbeContext, Site
-from stagelens_probes.attention import Weights, as_samples
+from stagelens_probes.attention import Weights, as_samples, reads_two_texts
 
 
 @dataclass(frozen=True)
@@ -44,8 +44,8 @@ def joined(blocks: Sequence[Masses], one_sequence: bool) -> Masses:
 
 
 def groups_of(context: ProbeContext) -> Mapping[str, Group]:
-    """Returns the task's groups, or `token_groups()` if it has none and the batch is tokens; else none."""
-    tokens = None if context.groups else tokens_of(context.batch)
+    """Returns the task's groups, or `token_groups()` if it has none and all layers read the tokens of the batch."""
+    tokens = None if context.groups or reads_two_texts(context) else tokens_of(context.batch)
     return context.groups if tokens is None else token_groups()
 
 

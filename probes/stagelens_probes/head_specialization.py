@@ -117,6 +117,7 @@ class HeadSpecialization(Probe):
     """The attention mass of each head over groups of keys and the rest, or over lags.
 
     The groups are the task's. If it has none, they are `token_groups()` of a batch of tokens, and lags of any other.
+    The layers of a model with cross-attention read different tokens, so it has lags too.
     If they are groups of directions, the mass is the fraction of a head's keys and queries along these.
     From the mass follow each head's leading group, the overlap of heads, the coverage of groups, and the phase.
     """

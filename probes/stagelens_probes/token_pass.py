@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from stagelens.recording import DoesNotApply, ProbeContext, Site, wide
-from stagelens_probes.attention import PATTERN, normalized
+from stagelens_probes.attention import PATTERN, normalized, reads_two_texts
 
 ROUNDING = 0.01  # rounding error of a row's sum; that of 256 weights in bfloat16 is smaller
 NOT_ON_TOKENS = "the model does not run on tokens alone: its inputs are of another kind, or it needs more of them"
@@ -38,6 +38,8 @@ def read_patterns(
     block, or at all positions. Raises DoesNotApply if the model does not run on such tokens, or does not have a query
     and a key at each of them.
     """
+    if reads_two_texts(context):
+        raise DoesNotApply("the model has cross-attention: its encoder and its decoder read different tokens")
     found: dict[Site, list[T]] = {}
     n, size = tokens.shape
     fewer = 0 if queries is None else queries.shape[1]

@@ -40,6 +40,12 @@ def test_steps_between_two_losses_are_interpolated():
     assert by_loss([5], [0, 10], [1.0, 0.0]).tolist() == [0.5]
 
 
+@pytest.mark.parametrize("bad", [np.inf, np.nan])
+def test_a_loss_that_is_not_finite_is_neither_first_nor_lowest(bad):
+    progress = by_loss([0, 1, 2, 3, 4], [0, 1, 2, 3, 4], [bad, 4.0, bad, 2.0, 0.0])
+    assert progress.tolist() == [0, 0, 0.25, 0.5, 1]
+
+
 def test_a_loss_that_never_falls_cannot_be_aligned():
     with pytest.raises(UsageError, match="never falls"):
         by_loss([0, 1], [0, 1], [1.0, 1.5])

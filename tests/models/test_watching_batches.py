@@ -144,3 +144,57 @@ def test_batches_and_outputs_that_cannot_be_used_are_one_line(words: str, made: 
     with pytest.raises(sl.StagelensError, match=words) as error:
         made()
     assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("way", ["scaled", "by hand"])
+@pytest.mark.parametrize("left", [True, False])
+def test_padding_that_only_the_model_knows_is_no_attention(way: str, left: bool) -> None:
+    """The batch is a tuple of tokens and of what is padding, in whatever form the model takes it."""
+
+    class Padded(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.embed, self.out = nn.Embedding(VOCAB, 32), nn.Linear(32, VOCAB)
+            self.qkv = nn.Linear(32, 96)
+
+        def forward(self, tokens: Tensor, padding: Tensor) -> Tensor:
+            x = self.embed(tokens)
+            q, k, v = (y.unflatten(2, (4, -1)).transpose(1, 2) for y in self.qkv(x).chunk(3, 2))
+            seen = ~padding[:, None, None]
+            if way == "scaled":
+                z = F.scaled_dot_product_attention(q, k, v, attn_mask=seen)
+            else:
+                z = (q @ k.mT).masked_fill(~seen, -1e9).softmax(-1) @ v
+            return self.out(z.transpose(1, 2).flatten(2))
+
+    padding = torch.zeros_like(TOKENS, dtype=torch.bool)
+    model = Padded()
+    assert {"attention_sparsity", "head_specialization", "qk_alignment"} <= set(
+        measured(model, (TOKENS, padding)).probes
+    )
+    padding[3, slice(2) if left else slice(-2, None)] = True
+    recorder = measured(model, (TOKENS, padding))
+    for probe in ("attention_sparsity", "head_specialization", "qk_alignment"):
+        assert recorder.skipped[probe].startswith(
+            "the batch is padded: the model hides some keys in some of its sequences"
+        )
+
+
+def test_the_tokens_of_a_decoder_are_not_those_of_its_encoder() -> None:
+    from transformers import BartConfig, BartForConditionalGeneration
+
+    marks = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2, "decoder_start_token_id": 1}
+    sizes = {"encoder_layers": 1, "decoder_layers": 1, "encoder_attention_heads": 4, "decoder_attention_heads": 4}
+    sizes |= {"encoder_ffn_dim": 64, "decoder_ffn_dim": 64, "max_position_embeddings": 64, "vocab_size": VOCAB}
+    model = BartForConditionalGeneration(BartConfig(d_model=32, **sizes, **marks)).eval()
+    batch = {"input_ids": TOKENS, "decoder_input_ids": TOKENS.flip(1)}
+    recorder = measured(model, batch)
+    assert recorder.timeline["head_specialization/mass"].dims == ("step", "layer", "head", "lag")
+    reason = "the model has cross-attention: its encoder and its decoder read different tokens"
+    assert recorder.skipped["induction/prefix_matching"] == reason
+    mask = torch.ones_like(TOKENS)
+    mask[0, -3:] = 0
+    recorder = measured(model, {**batch, "decoder_attention_mask": mask})
+    assert recorder.skipped["attention_sparsity"].startswith(
+        "the batch is padded: its decoder_attention_mask has 3 zeros"
+    )

@@ -6,10 +6,11 @@ from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 import stagelens as sl
-from kit.own_models import HEADS, LAYERS, WIDTH, tokens_like_text
+from kit.own_models import HEADS, LAYERS, WIDTH, hugging_face, plain_model, tokens_like_text
 from models.test_watching_structure import NAMES, OneHead, Stack, heads_of, hidden
 
 TOKENS = tokens_like_text()
@@ -88,3 +89,46 @@ def test_keys_that_a_model_scales_itself_lead_to_their_matrix() -> None:
     model = Stack(*(ScaledKeys(False) for _ in range(LAYERS)))
     own = model.get_parameter("layers.1.k.weight")
     assert torch.equal(sl.watch(model, TOKENS).layers[1].W_K.mT.flatten(0, 1), own)
+
+
+@pytest.mark.parametrize("kind", ["gpt2", "llama", "bert", "by hand", "einsum", "positions first", "folded"])
+def test_as_many_positions_as_a_head_has_dimensions(kind: str) -> None:
+    """Then what attention mixes, [batch, head, query, d_head], has the shape of the next layer's scores."""
+    few = TOKENS[:, : WIDTH // HEADS]
+    if kind in ("gpt2", "llama", "bert"):
+        models = [hugging_face(kind, "eager"), hugging_face(kind, "sdpa")]
+    else:
+        models = [plain_model(kind), plain_model("scaled")]
+    with torch.no_grad():
+        seen, expected = (sl.watch(model, few).run_with_cache(few)[1] for model in models)
+    for layer in range(LAYERS):
+        for name in ("k", "v", "z", "pattern"):
+            hook = f"blocks.{layer}.attn.hook_{name}"
+            kept = expected[hook].repeat_interleave(seen[hook].shape[2] // expected[hook].shape[2], dim=2)
+            torch.testing.assert_close(seen[hook], kept, atol=1e-5, rtol=1e-5)
+
+
+def test_cross_attention_to_as_many_keys_as_a_head_has_dimensions() -> None:
+    source = TOKENS[:, : WIDTH // HEADS]
+    batch = {"input_ids": source, "decoder_input_ids": TOKENS[:, :5]}
+    watched = sl.watch(hugging_face("t5"), batch)
+    _, cache = watched.run_with_cache(batch)
+    assert set(watched.hook_dict) <= set(cache)  # no hook point is silent
+    for layer in range(LAYERS):
+        own, cross = (f"blocks.{i}.{name}" for i, name in ((LAYERS + layer, "attn"), (layer, "cross_attn")))
+        for where in (own, cross):
+            a, v, z = (cache[f"{where}.hook_{name}"] for name in ("pattern", "v", "z"))
+            torch.testing.assert_close(torch.einsum("bhqk,bkhd->bqhd", a, v), z, atol=1e-5, rtol=1e-5)
+
+
+def test_attention_inside_vmap_is_refused() -> None:
+    class Mapped(OneHead):
+        def forward(self, x: Tensor) -> Tensor:
+            heads = (
+                y.unflatten(2, (HEADS, -1)) for y in (self.q(x), self.k(x), self.v(x))
+            )  # [batch, position, head, d]
+            z = torch.func.vmap(F.scaled_dot_product_attention, in_dims=2, out_dims=2)(*heads)
+            return x + self.o(z.flatten(2))
+
+    with pytest.raises(sl.StagelensError, match=r"no attention was seen in Stack.* inside torch.vmap"):
+        sl.watch(Stack(Mapped(False)), TOKENS)

@@ -39,13 +39,14 @@ def by_fraction(steps: ArrayLike, end: float) -> Floats:
 def by_loss(steps: ArrayLike, loss_steps: ArrayLike, losses: ArrayLike) -> Floats:
     """Returns for each of `steps` [point] the fraction, 0 to 1, of the way from the first to the lowest loss.
 
-    The lowest loss so far counts, so the axis never goes back. Between its steps it is interpolated.
+    The lowest finite loss so far counts, so the axis never goes back. Between its steps it is interpolated.
     """
-    lowest = np.minimum.accumulate(_floats(losses))
+    there = np.isfinite(_floats(losses))
+    lowest = np.minimum.accumulate(_floats(losses)[there])
     if not len(lowest) or not lowest[0] > lowest[-1]:
         raise UsageError("alignment by loss: the loss never falls below its first value; align by step or fraction")
     progress = (lowest[0] - lowest) / (lowest[0] - lowest[-1])
-    return np.asarray(np.interp(_floats(steps), _floats(loss_steps), progress))
+    return np.asarray(np.interp(_floats(steps), _floats(loss_steps)[there], progress))
 
 
 def by_stage(steps: ArrayLike, transitions: Sequence[float], first: float, last: float) -> Floats:

@@ -119,14 +119,19 @@ class ProbeContext:
     def padding(self) -> str | None:
         """Returns why probes that average over positions do not apply: the batch is padded. None if it is not.
 
-        A batch is padded if it is a mapping whose `attention_mask`, [batch, position], has zeros.
+        A batch is padded if it is a mapping whose `attention_mask` or `decoder_attention_mask`, [batch, position], has
+        zeros. So it is if a watched model hides some keys of some of its sequences from every query.
         """
-        mask = self.batch.get("attention_mask") if isinstance(self.batch, Mapping) else None
-        if not isinstance(mask, Tensor) or mask.ndim != 2 or bool((mask != 0).all()):
+        hidden = "the model hides some keys in some of its sequences" if getattr(self.model, "is_padded", False) else ""
+        for name in ("attention_mask", "decoder_attention_mask"):
+            mask = self.batch.get(name) if isinstance(self.batch, Mapping) else None
+            if isinstance(mask, Tensor) and mask.ndim == 2 and bool((mask == 0).any()):
+                hidden = f"its {name} has {int((mask == 0).sum())} zeros"
+        if not hidden:
             return None
         return (
-            f"the batch is padded: its attention_mask has {int((mask == 0).sum())} zeros, and padding would count as "
-            "keys, queries and tokens; measure on sequences of one length"
+            f"the batch is padded: {hidden}, and padding would count as keys, queries and tokens; measure on sequences "
+            "of one length"
         )
 
     def visible(self, pattern: Tensor, layer: int | None = None) -> Tensor:

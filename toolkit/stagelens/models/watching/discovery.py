@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch._C._functorch import is_functorch_wrapped_tensor
 
 from stagelens.base import UsageError
 from stagelens.models.watching.seam import Seam, Tracker
@@ -153,11 +154,13 @@ class Finder(Seam):
         A softmax without such products is attention only if it has a dimension for heads. The batch must also have as
         many positions as there are queries and keys.
         """
-        calls = list(self.found)
+        calls, mixing = list(self.found), set[Place]()
         for at, event in enumerate(self.events):
             if isinstance(event, Softmax):
-                call = self._with_products(at, event)
+                call = self._with_products(at, event, mixing)
                 positions = self.sizes[:2] or (call.n_query,)
+                if call.products:
+                    mixing.add(call.products[1])
                 if call.products or (len(event.scores) > 3 and call.n_query == call.n_key and call.n_key in positions):
                     calls.append(call)
         return calls
@@ -165,19 +168,26 @@ class Finder(Seam):
     def _heads(self, x: Tensor) -> int:
         """Returns the number of heads of queries or scores `x`; 0 if they are not those of the batch's sequences.
 
-        The dimensions are [batch, head, query, ...], [batch, group of heads, head, query, ...], or [batch, query, ...]
-        with heads folded into the batch.
+        Inside `torch.vmap` they cannot be seen. The dimensions are [batch, head, query, ...], [batch, group of heads,
+        head, query, ...], or [batch, query, ...] with heads folded into the batch.
         """
+        if is_functorch_wrapped_tensor(x):
+            return 0
         if x.ndim > 3:
             return x.shape[1:-2].numel()
         positions_first = len(self.sizes) > 1 and self.sizes[0] == x.shape[-2] != self.sizes[1]
         n_batch = self.sizes[positions_first] if self.sizes else len(x)
         return len(x) // n_batch if n_batch and len(x) % n_batch == 0 else 0
 
-    def _with_products(self, at: int, softmax: Softmax) -> Call:
-        """Returns the call of the softmax at `at` with the first product since the last softmax, and the next one."""
+    def _with_products(self, at: int, softmax: Softmax, mixing: Set[Place]) -> Call:
+        """Returns the call of the softmax at `at` with the product that made its scores, and the next one, a v.
+
+        The scores are made by the first product since the last softmax. It is not one of `mixing`, the products a v of
+        earlier softmaxes, which have the shape of scores if there are d_head keys.
+        """
         start = max((i + 1 for i in range(at) if isinstance(self.events[i], Softmax)), default=0)
-        before = [one for one in self.events[start:at] if isinstance(one, Product) and softmax.made_by(one.result)]
+        products = [one for one in self.events[start:at] if isinstance(one, Product) and one.place not in mixing]
+        before = [one for one in products if softmax.made_by(one.result)]
         after = [one for one in self.events[at:] if isinstance(one, Product) and softmax.made_by(one.left)]
         if not before or not after:
             return softmax.call

@@ -33,6 +33,7 @@ class AttentionPoints(nn.Module):
         for name in ALL if call.kind == "scaled" or call.products else AT_SOFTMAX:
             self.add_module(name, HookPoint())
         self._visible: Tensor | None = None
+        self.is_padded = False  # in the newest pass, keys that some sequence sees were hidden in another one
         self._model: Any = None
         self._matrices: Heads = {}
 
@@ -56,13 +57,17 @@ class AttentionPoints(nn.Module):
 
     def saw_mask(self, mask: Tensor | None, causal: bool, n_query: int, n_key: int) -> None:
         """Stores which keys are visible in this pass. `mask` is bool (True: visible) or is added to the scores."""
-        visible = torch.ones(n_query, n_key, dtype=torch.bool)
+        visible, self.is_padded = torch.ones(n_query, n_key, dtype=torch.bool), False
         if causal:
             visible = visible.tril()
         if mask is not None:
-            whole = mask.detach().expand(*mask.shape[:-2], n_query, n_key).reshape(-1, n_query, n_key)
-            seen = whole.any(0) if mask.dtype == torch.bool else whole.amax(0) > MASKED
-            visible = visible & seen.cpu()
+            shown = mask.detach() if mask.dtype == torch.bool else mask.detach() > MASKED
+            whole = shown.expand(*mask.shape[:-2], n_query, n_key).reshape(-1, n_query, n_key)
+            visible = visible & whole.any(0).cpu()
+            keys = whole.any(1)  # [sequence and head, key]
+            n_sequences = len(mask) // (self.call.n_heads if mask.ndim == 3 else 1) if mask.ndim > 2 else 1
+            by_sequence = keys.reshape(max(1, n_sequences), -1, n_key).any(1)
+            self.is_padded = bool((by_sequence != by_sequence[:1]).any())
         self._visible = visible
 
     def visible(self, n_query: int, n_key: int) -> Tensor:

@@ -33,7 +33,8 @@ CONTEXT_KEYS = ("max_position_embeddings", "n_positions", "block_size", "n_ctx")
 LOGITS = "[batch, position, token]"
 LOOKED_FOR = (
     "F.scaled_dot_product_attention, nn.MultiheadAttention, or torch's softmax over the keys between two products of "
-    "matrices; flash-attn and flex kernels, a softmax written with exp, and one over chunks of keys cannot be seen"
+    "matrices; flash-attn and flex kernels, attention inside torch.vmap, a softmax written with exp, and one over "
+    "chunks of keys cannot be seen"
 )
 
 
@@ -100,6 +101,7 @@ class Watched(HookedRootModule):  # type: ignore[misc]
         self.layers = self._add_attention(self._find_attention(example))  # the self-attentions
         self.setup()
         self.structure = self._find_structure(example)
+        self.is_padded = any(site.is_padded for site in self._sites)  # on the example
         self._add_structure()
         self.setup()
         self.cfg = self._config()
