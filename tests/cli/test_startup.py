@@ -29,3 +29,10 @@ def test_an_option_before_the_command_is_still_read(tmp_path):
     (tmp_path / "mine.py").write_text("")
     printed, _ = loaded_after("--plugin-dir", str(tmp_path), "plugins", "--json")
     assert "mine" in [plugin["name"] for plugin in json.loads(printed)]
+
+
+def test_python_m_stagelens_is_the_command_line():
+    command = [sys.executable, "-m", "stagelens", "tasks", "markof"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith("error: unknown task 'markof' (did you mean 'markov'?)")

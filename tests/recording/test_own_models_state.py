@@ -180,3 +180,14 @@ def test_repeated_tokens_reach_a_forward_that_takes_a_mapping() -> None:
     expected.measure(0)
     for name in ("induction/prefix_matching", "induction/copying"):
         assert (recorder.timeline[name].values == expected.timeline[name].values).all()
+
+
+@pytest.mark.parametrize("batch", [torch.zeros(0, 8, dtype=torch.long), {"input_ids": torch.zeros(0, 8).long()}])
+def test_a_batch_without_sequences_is_refused_in_one_line(batch: Any) -> None:
+    with pytest.raises(sl.StagelensError, match=r"the batch has no sequences \(shape \[0, 8\]\); give at least one"):
+        sl.Recorder(plain_model("scaled"), batch=batch)
+
+
+def test_a_model_whose_parameters_have_no_values_is_refused_in_one_line() -> None:
+    with pytest.raises(sl.StagelensError, match="on the device 'meta', where parameters have no values"):
+        sl.Recorder(plain_model("scaled").to("meta"), batch=torch.zeros(2, 8).long())

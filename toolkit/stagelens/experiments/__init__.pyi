@@ -1,4 +1,11 @@
-from .batches import Batches as Batches, FixedBatch as FixedBatch, eval_batch as eval_batch, move as move, own as own
+from .batches import (
+    Batches as Batches,
+    FixedBatch as FixedBatch,
+    eval_batch as eval_batch,
+    map_tensors as map_tensors,
+    move as move,
+    own as own,
+)
 from .config import (
     Config as Config,
     FlowConfig as FlowConfig,

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from stagelens.base import UsageError, place_in, untouched_buffers
 from stagelens.experiments import Batch, Group, Task, own
 from stagelens.models import Forward, Watched, watch
+from stagelens.recording.checking import check_measurable
 from stagelens.recording.context import Loss, ProbeContext, Site
 from stagelens.recording.guard import Guard, Misbehaved, ModelChanged, evaluating
 from stagelens.recording.limits import contained
@@ -68,6 +69,7 @@ class Recorder:
         if batch is None:
             raise UsageError("the recorder needs a batch to measure on, for example batch=tokens")
         device = device_of(model)
+        check_measurable(device, batch)
         batch = own(batch, device)
         if not hasattr(model, "hook_dict"):
             model = watch(model, batch, forward)

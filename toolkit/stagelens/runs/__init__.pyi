@@ -1,4 +1,5 @@
 from .checkpoint import check_size as check_size
+from .choosing import ordered_by as ordered_by, where as where
 from .commands import run_call as run_call, run_command as run_command
 from .defects import defect_of as defect_of, defects_in as defects_in
 from .folders import (
