@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from stagelens import Event, Flow, Prediction, Reading
-from stagelens.experiments import Config, Floats, Solution, State, recording_times, solve
+from stagelens.experiments import Floats, Solution, State, recording_times, solve
 from stagelens_emergence.config import ReducedConfig
 from stagelens_emergence.theory import PLATEAU_END, ReducedModel
 
@@ -26,8 +26,8 @@ class ReducedFlow(Flow):
 
     id = "emergence/flow"
     title = "the toy model's gradient flow in two or three variables"
-    Config: ClassVar[type[Config]] = ReducedConfig
-    presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {
+    Config = ReducedConfig
+    presets = {
         "quick": {},
         "paper": {"points": 2000, "rtol": 1e-10, "atol": 1e-12},
         "fig1": {},
@@ -37,7 +37,7 @@ class ReducedFlow(Flow):
         "fig8": {"points": 2000},
         "fig10": {"p": 0.1},
     }
-    sources: ClassVar[Mapping[str, Sequence[str]]] = {
+    sources = {
         "Fig. 1": ("T", "d"),
         "ours": ("points", "rtol", "atol"),
     }

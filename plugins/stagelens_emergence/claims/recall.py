@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -158,7 +158,7 @@ class Emergence(Claim):
     id = "S10"
     title = "recall emerges; more pairs and more tokens delay it"
     reference = "3.2, Fig. 4"
-    reason: ClassVar[Mapping[str, str]] = {
+    reason = {
         "quick": "size: signs and order hold, but the exponents are smaller (pairs 1.39, tokens 0.21). Our models have "
         "2 layers of width 64 and up to 8 pairs of 32 tokens, the paper's 4 of width 256 and 32 pairs of 256; its "
         "threshold of 5% accuracy is below chance here, so 50% counts"
@@ -195,7 +195,7 @@ class Repetition(Claim):
     id = "S11"
     title = "repetition accelerates recall; too much of it overfits"
     reference = "3.2, Figs. 5, 16"
-    reason: ClassVar[Mapping[str, str]] = {
+    reason = {
         "quick": "size: in-context repetition shortens the test plateau as stated (B = 2 of 8 pairs: 1.98 times, "
         "against both baselines in 3 of 3 seeds). Cross-sample repetition does not: p = 0.1 is slower, p = 0.5 equal "
         "(0.995). Probably a query among 32 tokens is not rare enough; the paper has 256. By the end our runs overfit "

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -190,7 +190,7 @@ class Laws(Claim):
     title = "transformers: T and d delay emergence, B and p accelerate it"
     reference = "2.4, Figs. 3, 11, 12"
     seeds = SEEDS
-    reason: ClassVar[Mapping[str, str]] = {
+    reason = {
         "quick": "size: the orders and the signs of the exponents hold, but the exponent of d is 0.96 at d = 8 to 32. "
         "It grows with d: 0.87 from d = 8 to 16, 1.07 from 16 to 32; Fig. 3's 1.29 is at width 256, T = 256. With "
         "TransformerLens' initial weights it is 0.70"
@@ -240,11 +240,11 @@ class Ablations(Claim):
     id = "S9"
     title = "optimizer, position, feature, heads and layers"
     reference = "B.3, Figs. 13-15"
-    reason: ClassVar[Mapping[str, str]] = {
+    reason = {
         "quick": "size: without the feature, a fixed position is not faster than a random one at T = 16, d = 8. Fig. "
         "14's own laws agree: 4.61 d^1.21 T^0.30 (fixed) and 1.43 d^1.31 T^0.58 (random) cross at T = 31 for d = 8"
     }
-    seeds: ClassVar[Mapping[str, int]] = {"quick": SEEDS, "long": 10}
+    seeds = {"quick": SEEDS, "long": 10}
 
     def checks(self, lab: Lab) -> Iterable[Check]:
         grid = grid_of(lab)

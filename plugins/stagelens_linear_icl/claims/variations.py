@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 
@@ -30,7 +30,7 @@ class Ranks(Claim):
     """All ranks of Figs. 2 and 8 from small starts, and at budget long with the authors' published values."""
 
     id, title, reference = "L6", "with rank R the long plateaus are those at m divisible by R", "Figs. 2, 8; section 4"
-    reason: ClassVar[Mapping[str, str]] = {
+    reason = {
         "quick": "reading: the paper does not define a conspicuous plateau. By our definition the statement holds in "
         "46 of 48 pairs of rank and seed; in two the last of the long plateaus is short",
         "long": "reading: the paper does not define a conspicuous plateau. By our definition the statement holds in "
@@ -38,7 +38,7 @@ class Ranks(Claim):
         "larger, and some later plateaus of the ranks 1, 2, 3 and 6 are short",
     }
     seeds = 6  # as in Fig. 2
-    published: ClassVar[Mapping[str, Sequence[int]]] = {"quick": (), "long": tuple(RANKS)}  # ranks
+    published: Mapping[str, Sequence[int]] = {"quick": (), "long": tuple(RANKS)}  # ranks
 
     def checks(self, lab: Lab) -> Iterable[Check]:
         for rank in RANKS:
@@ -71,7 +71,7 @@ class Softmax(Claim):
     seeds = 6  # as in Fig. 3
     drops = 3  # at least: "multiple" in Fig. 3, more than two (ours)
     # Fig. 3 has the sequences of Fig. 1, 5,000 by the authors' code. Rate and steps are ours.
-    settings: ClassVar[Mapping[str, Mapping[str, Any]]] = {
+    settings: Mapping[str, Mapping[str, Any]] = {
         "quick": {"P": 200, "batch_size": 200, "steps": 1300, "lr": 0.8, "eval_size": 100},
         "long": {"P": 5000, "batch_size": 5000, "steps": 1300, "lr": 0.8, "eval_size": 100},
     }

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from itertools import permutations
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 
@@ -108,7 +108,7 @@ class OtherModels(Claim):
 
     id = "R9"
     title = "the original model behaves as the simplified one, and cross-entropy as dot-product"
-    reason: ClassVar[Mapping[str, str]] = {
+    reason = {
         "quick": "size: at order 3 the original model passes the same partial predictors in the same order in every "
         "seed, but leaves some of them sooner: plateaus are missing or split. The paper has order 4"
     }

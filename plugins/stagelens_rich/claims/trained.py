@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 
@@ -80,7 +80,7 @@ class FourPhases(Claim):
         "previous token. Then neither loss falls to 1% in Stage II; the order of the drops is the paper's"
     )
 
-    seeds: ClassVar[Mapping[str, int]] = SEEDS
+    seeds = SEEDS
 
     def checks(self, lab: Lab) -> Iterable[Check]:
         runs = with_learned_layer(lab)
@@ -102,7 +102,7 @@ class PreviousToken(Claim):
         "paper: the limit is as Lemma 2 says, but p(1,1) grows like log t. B.1's 100,000 steps are a time of 10^4, and "
         "an attention of 0.99 takes 6 10^5"
     )
-    seeds: ClassVar[Mapping[str, int]] = SEEDS
+    seeds = SEEDS
 
     def checks(self, lab: Lab) -> Iterable[Check]:
         timeline = flow.solved(system="first-layer")
