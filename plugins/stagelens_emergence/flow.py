@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -12,11 +12,6 @@ from stagelens import Event, Flow, Prediction, Reading
 from stagelens.experiments import Floats, Solution, State, recording_times, solve
 from stagelens_emergence.config import ReducedConfig
 from stagelens_emergence.theory import PLATEAU_END, ReducedModel
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
-    from stagelens import Run
 
 PLATEAU = "plateau_length"  # the event and the reading
 
@@ -109,7 +104,7 @@ class ReducedFlow(Flow):
     def stage_names(self) -> Sequence[str]:
         return ["attention emerges"]
 
-    def figures(self, run: Run) -> Mapping[str, Figure]:
+    def figures(self, run: Any) -> Mapping[str, Any]:
         from stagelens_emergence.figures.toy import flow_figures
 
         return flow_figures(run)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -16,11 +16,6 @@ from stagelens_emergence.config import SOURCES, TABLE_1, KeyValueConfig
 from stagelens_emergence.data.transformers import KeyValueBatch, KeyValueEvalBatch, sample_recall
 from stagelens_emergence.model import build_causal
 from stagelens_emergence.tasks.transformers import TransformerTask
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
-    from stagelens import Run
 
 
 class KeyValueRecall(TransformerTask):
@@ -69,7 +64,7 @@ class KeyValueRecall(TransformerTask):
     def schedule(self) -> Schedule:
         return Schedule(log=5, even=50, refine=1)
 
-    def figures(self, run: Run) -> Mapping[str, Figure]:
+    def figures(self, run: Any) -> Mapping[str, Any]:
         from stagelens_emergence.figures.transformers import fig17
 
         return {"fig17": fig17(run)}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -17,11 +17,6 @@ from stagelens_emergence.data.transformers import RegressionBatch, relevant_keys
 from stagelens_emergence.losses import half_error
 from stagelens_emergence.model import build_causal
 from stagelens_emergence.tasks.transformers import TransformerTask
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
-    from stagelens import Run
 
 
 class Regression(TransformerTask):
@@ -82,7 +77,7 @@ class Regression(TransformerTask):
     def schedule(self) -> Schedule:
         return Schedule(log=5, even=40, refine=1)
 
-    def figures(self, run: Run) -> Mapping[str, Figure]:
+    def figures(self, run: Any) -> Mapping[str, Any]:
         from stagelens_emergence.figures.transformers import fig11
 
         return {"fig11": fig11([run])}

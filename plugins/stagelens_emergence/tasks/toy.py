@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -25,11 +25,6 @@ from stagelens_emergence.data.toy import (
 from stagelens_emergence.losses import drawn_loss, expected_loss, half_error
 from stagelens_emergence.model import ToyTransformer
 from stagelens_emergence.theory import ReducedModel, model_flow
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
-    from stagelens import Run
 
 
 class EmergenceToy(Task):
@@ -130,7 +125,7 @@ class EmergenceToy(Task):
     def schedule(self) -> Schedule:
         return Schedule(log=20, even=100)
 
-    def figures(self, run: Run) -> Mapping[str, Figure]:
+    def figures(self, run: Any) -> Mapping[str, Any]:
         from stagelens_emergence.figures.toy import toy_figures
 
         return toy_figures(run)

@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
+from matplotlib.figure import Figure
 
-    from stagelens import Run
+from stagelens import Run
+from stagelens_linear_icl.figures import main, variations
 
 
 def figures_for(run: Run, task: Any) -> Mapping[str, Figure]:
     """Returns the figures of the run's preset. Presets `quick` and `paper` draw Fig. 1."""
-    from stagelens_linear_icl.figures import main, variations
-
     if task.id == "linear-icl/sequences":
         return {"fig3": variations.softmax_figure(run)} if task.config.attention == "softmax" else {}
     ranks = variations.ranks_figure
