@@ -186,9 +186,7 @@ class Laws(Claim):
     The paper does not state how weights start. PyTorch's own start is judged; TransformerLens' is reported.
     """
 
-    id = "S8"
-    title = "transformers: T and d delay emergence, B and p accelerate it"
-    reference = "2.4, Figs. 3, 11, 12"
+    id, title, reference = "S8", "transformers: T and d delay emergence, B and p accelerate it", "2.4, Figs. 3, 11, 12"
     seeds = SEEDS
     reason = {
         "quick": "size: the orders and the signs of the exponents hold, but the exponent of d is 0.96 at d = 8 to 32. "
@@ -237,9 +235,7 @@ def minus(a: float | str, b: float | str) -> float | str:
 class Ablations(Claim):
     """The paper's exponents of layers and heads are 0.06 and 0.16: both delay emergence, heads more."""
 
-    id = "S9"
-    title = "optimizer, position, feature, heads and layers"
-    reference = "B.3, Figs. 13-15"
+    id, title, reference = "S9", "optimizer, position, feature, heads and layers", "B.3, Figs. 13-15"
     reason = {
         "quick": "size: without the feature, a fixed position is not faster than a random one at T = 16, d = 8. Fig. "
         "14's own laws agree: 4.61 d^1.21 T^0.30 (fixed) and 1.43 d^1.31 T^0.58 (random) cross at T = 31 for d = 8"

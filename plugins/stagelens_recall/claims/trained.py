@@ -34,9 +34,7 @@ NOISE = {"init_scale": 0.001}  # of the initial w, so that seeds differ; well be
 class StagedPlateaus(Claim):
     """Compares the plateaus with A.4: their number, their levels, the active heads, and the attention."""
 
-    id = "R1"
-    title = "staged plateaus, one head and beta at a time"
-    reference = "Fig. 1"
+    id, title, reference = "R1", "staged plateaus, one head and beta at a time", "Fig. 1"
 
     def checks(self, lab: Lab) -> Iterable[Check]:
         runs = lab.each_seed("recall/simplified", NOISE, probes=PROBES)
@@ -63,9 +61,7 @@ class StagedPlateaus(Claim):
 class OrderOfBetas(Claim):
     """Compares the order of learning with the order of the betas, for several orders."""
 
-    id = "R2"
-    title = "the order of learning is the order of the initial betas"
-    reference = "Fig. 4"
+    id, title, reference = "R2", "the order of learning is the order of the initial betas", "Fig. 4"
 
     def checks(self, lab: Lab) -> Iterable[Check]:
         for betas in permutations(BETAS):
