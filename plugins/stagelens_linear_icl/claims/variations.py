@@ -21,6 +21,7 @@ from stagelens_linear_icl.losses import loss_of
 # last like 1/w_init, so the ranks whose second head learns small eigenvalues start larger.
 RANKS = {1: 1_000_000, 2: 150_000, 3: 150_000, 4: 100_000, 5: 60_000, 6: 60_000, 7: 60_000, 8: 6_000}
 RANK_STARTS = {1: SMALL, 5: 8 * SMALL, 6: 8 * SMALL, 7: 8 * SMALL}  # the others: 2 * SMALL
+FIG_2, FIG_8 = (1, 2, 4, 8), (3, 5, 6, 7)  # the ranks of each figure
 RANKS_LR = 0.8  # L6: stable for all ranks
 SCALES = (0.02, 0.1, 0.5, 1.0, 3.0)  # L8 and Fig. 4: w_init, from distinct plateaus to none; the paper gives no numbers
 SETS = (300, 3_000, 30_000)  # L13: sizes of the training set
@@ -50,7 +51,7 @@ class Ranks(Claim):
     @staticmethod
     def check(paths: Mapping[int, WeightPath], name: str, rank: int) -> Check:
         found = {seed: measures.long_plateaus(path) or "none" for seed, path in paths.items()}
-        where = "Fig. 2" if rank in (1, 2, 4, 8) else "Fig. 8"
+        where = "Fig. 2" if rank in FIG_2 else "Fig. 8"
         return per_seed(equal, f"{name}: levels m of the long plateaus", found, list(range(0, 8, rank)), where)
 
     @staticmethod

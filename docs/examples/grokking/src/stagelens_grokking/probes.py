@@ -22,7 +22,6 @@ class Fourier(Probe):
 
     name = "fourier"
     title = "how the embedding of the numbers spreads over the frequencies of the cyclic group"
-    gives = ("power", "concentration")
     described = {
         "power": ReadingInfo("fraction of the squared norm in each frequency", ("frequency",), "fraction", 0, 1),
         "concentration": ReadingInfo("sum of the three largest", (), "fraction", 0, 1, "about 6 / p"),
