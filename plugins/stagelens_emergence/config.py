@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Literal, Self
 
 from pydantic import Field, model_validator
 
 from stagelens import FlowConfig, TaskConfig
+from stagelens.experiments import Config
 from stagelens_emergence.theory import ReducedModel, model_flow, paper_flow
 
 Target = Literal["unit", "gaussian"]
@@ -29,29 +30,36 @@ SOURCES = {  # of TABLE_1 and of the configs' defaults
 }
 
 
-def check_data(T: int, d: int, B: int, p: float) -> None:
-    """Raises ValueError if T, d, B or p is out of range."""
-    for name, value, what in (("T", T, "tokens in a sequence"), ("d", d, "dimensions of a token")):
-        if value < 2:
-            raise ValueError(f"{what}: {name}={value} should be at least 2")
-    if not 1 <= B <= T:
-        raise ValueError(f"the relevant token occurs 1 to T={T} times in a sequence; B={B} is out of range")
-    check_probability(p)
-
-
 def check_probability(p: float) -> None:
     """Raises ValueError if p is not a probability."""
     if not 0 <= p <= 1:
         raise ValueError(f"p={p:g} is not a probability; give a number from 0 to 1")
 
 
-class EmergenceToyConfig(TaskConfig):
-    """Config of the toy model (Eq. 2). One step at learning rate lr corresponds to a time lr of the flow."""
+class SingleLocationConfig(Config):
+    """The data of single-location regression (2.1), with or without repetition."""
 
     T: int = Field(256, description="tokens in a sequence")
     d: int = Field(64, description="dimension of a token")
     B: int = Field(1, description="how often the relevant token occurs in a sequence")
     p: float = Field(0.0, description="probability that the relevant token is the repeated one")
+
+    @model_validator(mode="after")
+    def _data(self) -> Self:
+        for name, value, what in (("T", self.T, "tokens in a sequence"), ("d", self.d, "dimensions of a token")):
+            if value < 2:
+                raise ValueError(f"{what}: {name}={value} should be at least 2")
+        if not 1 <= self.B <= self.T:
+            raise ValueError(
+                f"the relevant token occurs 1 to T={self.T} times in a sequence; B={self.B} is out of range"
+            )
+        check_probability(self.p)
+        return self
+
+
+class EmergenceToyConfig(SingleLocationConfig, TaskConfig):
+    """Config of the toy model (Eq. 2). One step at learning rate lr corresponds to a time lr of the flow."""
+
     sampled: bool = Field(False, description="train on sampled sequences instead of the exact expected loss")
     init_scale: float = Field(0.0, ge=0, description="W starts with entries N(0, init_scale^2 / d)")
     target: Target = Field("unit", description="W*: columns of norm 1, or entries N(0, 1/d) without normalization")
@@ -62,19 +70,15 @@ class EmergenceToyConfig(TaskConfig):
 
     @model_validator(mode="after")
     def _consistent(self) -> EmergenceToyConfig:
-        check_data(self.T, self.d, self.B, self.p)
         if self.train_size:
             raise ValueError("the toy model has no training set: it sees fresh sequences; give train_size=0")
         return self
 
 
-class ReducedConfig(FlowConfig):
+class ReducedConfig(SingleLocationConfig, FlowConfig):
     """Config of the reduced flow. If `time` is not given, the flow runs for about five plateaus."""
 
     T: int = Field(512, description="tokens in a sequence")
-    d: int = Field(64, description="dimension of a token")
-    B: int = Field(1, description="how often the relevant token occurs in a sequence")
-    p: float = Field(0.0, description="probability that the relevant token is the repeated one")
     variables: Literal[0, 2, 3] = Field(0, description="2: Eqs. 13-14; 3: Eqs. 18-21; 0: 2 if p = 0, else 3")
     scores: Literal["joint", "each"] = Field(
         "joint", description="joint: Delta a follows its own gradient (Eqs. 14, 20); each: every score does (Eq. 2)"
@@ -86,7 +90,6 @@ class ReducedConfig(FlowConfig):
 
     @model_validator(mode="after")
     def _consistent(self) -> ReducedConfig:
-        check_data(self.T, self.d, self.B, self.p)
         if self.variables == 2 and self.p > 0:
             raise ValueError(f"two variables cannot describe p={self.p:g}; give variables=3, or p=0")
         self.derive(time=lambda: self.problem.horizon())
@@ -115,13 +118,11 @@ class EmergenceTransformerConfig(TaskConfig):
     eval_size: int = Field(128, description="sequences in the fixed evaluation batch that the probes see")
 
 
-class RegressionConfig(EmergenceTransformerConfig):
+class RegressionConfig(SingleLocationConfig, EmergenceTransformerConfig):
     """Config of single-location regression: data (T, d, B, p) and the ablations of B.3 (position, feature)."""
 
     T: int = Field(32, description="tokens in a sequence")
     d: int = Field(8, description="dimension of a token, and of the target")
-    B: int = Field(1, description="how often the relevant token occurs in a sequence")
-    p: float = Field(0.0, description="probability that the relevant token is the repeated one")
     position: Literal["random", "fixed"] = Field(
         "random", description="of the relevant token: drawn for every sequence, or the same in all"
     )
@@ -132,7 +133,6 @@ class RegressionConfig(EmergenceTransformerConfig):
 
     @model_validator(mode="after")
     def _solvable(self) -> RegressionConfig:
-        check_data(self.T, self.d, self.B, self.p)
         if not self.feature and self.position == "random":
             raise ValueError(
                 "feature=false with position=random leaves nothing to find the token by; give position=fixed"

@@ -4,19 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any
 
 import numpy as np
 
 from stagelens import Event, Flow, Prediction, Reading
-from stagelens.experiments import Config, Floats, Solution, State, recording_times, solve
+from stagelens.experiments import Floats, Solution, State, recording_times, solve
 from stagelens_emergence.config import ReducedConfig
 from stagelens_emergence.theory import PLATEAU_END, ReducedModel
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
-    from stagelens import Run
 
 PLATEAU = "plateau_length"  # the event and the reading
 
@@ -26,8 +21,8 @@ class ReducedFlow(Flow):
 
     id = "emergence/flow"
     title = "the toy model's gradient flow in two or three variables"
-    Config: ClassVar[type[Config]] = ReducedConfig
-    presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {
+    Config = ReducedConfig
+    presets = {
         "quick": {},
         "paper": {"points": 2000, "rtol": 1e-10, "atol": 1e-12},
         "fig1": {},
@@ -37,7 +32,7 @@ class ReducedFlow(Flow):
         "fig8": {"points": 2000},
         "fig10": {"p": 0.1},
     }
-    sources: ClassVar[Mapping[str, Sequence[str]]] = {
+    sources = {
         "Fig. 1": ("T", "d"),
         "ours": ("points", "rtol", "atol"),
     }
@@ -109,7 +104,7 @@ class ReducedFlow(Flow):
     def stage_names(self) -> Sequence[str]:
         return ["attention emerges"]
 
-    def figures(self, run: Run) -> Mapping[str, Figure]:
+    def figures(self, run: Any) -> Mapping[str, Any]:
         from stagelens_emergence.figures.toy import flow_figures
 
         return flow_figures(run)

@@ -26,7 +26,6 @@ class SingleLocation(Probe):
 
     name = "single_location"
     title = "W along the target, and the attention to the relevant token"
-    gives = ("w", "w_repeated", "w_rest", "alpha", "relevant")
     described = {
         "w": ReadingInfo("W along the target W*, over the norm of W*"),
         "w_repeated": ReadingInfo("W along the first column of W*: w~ of A.4.1"),
@@ -55,7 +54,6 @@ class PlateauSteps(Probe):
 
     name = "plateau_length"
     title = "steps until the loss has fallen to a fifth of its start"
-    gives = ("steps",)
     described = {"steps": ReadingInfo("step at which the loss has fallen to a fifth of its start", (), "steps", 0)}
     default = False
 
@@ -106,7 +104,6 @@ class RelevantAttention(Probe):
 
     name = "relevant_attention"
     title = "attention from the last token to the relevant one, per layer and head"
-    gives = ("mass",)
     described = {
         "mass": ReadingInfo("attention to all copies of the relevant token", ("layer", "head"), "fraction", 0, 1)
     }
@@ -134,7 +131,6 @@ class KeyValue(Probe):
 
     name = "key_value"
     title = "copying and selecting attention per layer and head; accuracy on the training distribution"
-    gives = ("copying", "selecting", "train_loss", "train_accuracy")
     described = {
         "copying": ReadingInfo("attention from the answering value to its key", ("layer", "head"), "fraction", 0, 1),
         "selecting": ReadingInfo(

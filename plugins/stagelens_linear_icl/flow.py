@@ -5,17 +5,17 @@ Arrays of weights may have a leading dim [S] of seeds; all seeds are then steppe
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import pairwise
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from stagelens import Flow, Prediction, Reading
-from stagelens.experiments import Config, Floats, State, recording_times, solve
+from stagelens.experiments import Floats, State, recording_times, solve
 from stagelens.timelines import first_crossing
 from stagelens_linear_icl import theory
 from stagelens_linear_icl.config import PAPER, PUBLISHED, ProblemFlowConfig
@@ -197,13 +197,13 @@ class LinearFlow(theory.Problem, Flow):
 
     id = "linear-icl/flow"
     title = "the gradient flow of linear attention on the population loss"
-    Config: ClassVar[type[Config]] = ProblemFlowConfig
-    presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {
+    Config = ProblemFlowConfig
+    presets = {
         "quick": {"time": 8000},
         "paper": {"time": 2 * PAPER["lr"] * PAPER["steps"], "points": 1000}
         | {key: PAPER[key] for key in ("H", "w_init", "value_init")},
     }
-    sources: ClassVar[Mapping[str, Sequence[str]]] = PUBLISHED | {
+    sources = PUBLISHED | {
         "the steps and the rate of the authors' README": ("time",),
         "ours": ("points",),
     }

@@ -58,7 +58,6 @@ class PrincipalComponents(Probe):
 
     name = "principal_components"
     title = "how many principal components linear attention uses in context"
-    gives = ("count", "distance", "learned", "value", "key", "query")
     described = {
         "count": ReadingInfo("number of the fixed point nearest to M: components learned so far", (), "components", 0),
         "distance": ReadingInfo("distance of M from each fixed point, over the norm of the last", ("learned",), "", 0),

@@ -6,7 +6,7 @@ from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from itertools import groupby
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 import torch
@@ -14,7 +14,7 @@ from torch import Tensor
 
 from stagelens import Group, Prediction, Schedule, Task
 from stagelens.base import UsageError, generator
-from stagelens.experiments import Config, FixedBatch, exact_with_hooks, move
+from stagelens.experiments import FixedBatch, exact_with_hooks, move
 from stagelens_linear_icl import theory
 from stagelens_linear_icl.config import (
     EIGHT,
@@ -38,9 +38,9 @@ FIG2 = EIGHT | {"lr": 0.6, "steps": 50_000}
 class TrainedProblem(theory.Problem, Task):
     """Base of both trained tasks: sequences, plain gradient descent, directions and conserved quantities."""
 
-    Config: ClassVar[type[Config]] = TrainedProblemConfig
-    probes: ClassVar[Sequence[str] | None] = ("principal_components",)
-    without: ClassVar[Mapping[str, str]] = {"induction": "the tokens are continuous vectors, and none of them repeats"}
+    Config = TrainedProblemConfig
+    probes = ("principal_components",)
+    without = {"induction": "the tokens are continuous vectors, and none of them repeats"}
 
     def sample(self, n: int, generator: torch.Generator) -> RegressionSequences:
         """Draws n sequences of N + 1 tokens."""
@@ -105,8 +105,8 @@ class Separate(TrainedProblem):
 
     id = "linear-icl/separate"
     title = "linear attention learns regression in context one principal component at a time, by exact descent"
-    Config: ClassVar[type[Config]] = SeparateConfig
-    presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {
+    Config = SeparateConfig
+    presets = {
         "quick": {},
         "paper": PAPER,
         "paper-fig2": PAPER_EIGHT,
@@ -117,7 +117,7 @@ class Separate(TrainedProblem):
         "fig8": FIG2 | {"R": 3},
         "fig9": REPEATED,
     }
-    sources: ClassVar[Mapping[str, Sequence[str]]] = TRAINED
+    sources = TRAINED
 
     @cached_property
     def moments(self) -> RegressionMoments:
@@ -165,15 +165,13 @@ class RawSequences(TrainedProblem):
 
     id = "linear-icl/sequences"
     title = "linear or softmax attention over the raw sequences, every block trained"
-    Config: ClassVar[type[Config]] = SequencesConfig
-    presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {
+    Config = SequencesConfig
+    presets = {
         "quick": {"P": 1000, "batch_size": 1000, "eval_size": 1000},
         "paper": PAPER | {"batch_size": 5000},  # full batches, as the authors' train.py
         "fig3": {"attention": "softmax", "blocks": "zero", "P": 500, "batch_size": 500, "w_init": 0.05, "lr": 0.5},
     }
-    sources: ClassVar[Mapping[str, Sequence[str]]] = TRAINED | {
-        "train.py of the authors' code: full batches": ("batch_size",)
-    }
+    sources = TRAINED | {"train.py of the authors' code: full batches": ("batch_size",)}
 
     def build_model(self) -> InContextRegressor:
         c = self.config

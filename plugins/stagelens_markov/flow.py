@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property, partial
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 
 from stagelens import Event, Flow, Group, Prediction, Reading
 from stagelens.base import derive
-from stagelens.experiments import Config, Floats, State
+from stagelens.experiments import Floats, State
 from stagelens_markov import theory
 from stagelens_markov.config import MarkovFlowConfig
 from stagelens_markov.data import importance
@@ -25,9 +25,9 @@ class RegressionFlow(Flow):
 
     id = "markov/flow"
     title = "the gradient flow of the regression variant: heads compete for one position, then separate"
-    Config: ClassVar[type[Config]] = MarkovFlowConfig
-    presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {"quick": {}, "paper": {"time": 1e5, "points": 2000}}
-    sources: ClassVar[Mapping[str, Sequence[str]]] = {
+    Config = MarkovFlowConfig
+    presets = {"quick": {}, "paper": {"time": 1e5, "points": 2000}}
+    sources = {
         "C.6": ("h", "T", "m", "eps"),
         "a guess: Table 1's; C.6 gives none": ("b0",),
         "ours": ("time", "points"),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property, partial
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -13,7 +13,7 @@ from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from stagelens import Group, Task
 from stagelens.base import derive, generator
-from stagelens.experiments import Config, trained
+from stagelens.experiments import trained
 from stagelens.models import HookedRootModule
 from stagelens_markov.config import MarkovConfig, MarkovFullConfig
 from stagelens_markov.data import MarkovProcess, importance, log_probabilities, make_process, sample_sequences
@@ -38,7 +38,7 @@ class OnTheChain(Task):
 
     unpredicted = "the paper's theory is about the gradient flow of markov/flow; it predicts no number of this training"
 
-    Config: ClassVar[type[Config]] = MarkovConfig
+    Config = MarkovConfig
 
     @cached_property
     def process(self) -> MarkovProcess:
@@ -148,15 +148,13 @@ class Minimal(OnTheChain):
 
     id = "markov/minimal"
     title = "attention heads compete, then share out the positions of a high-order Markov chain"
-    presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {
+    presets = {
         "quick": {"d": 12, "T": 12, "b0": 5.0, "batch_size": 384, "lr": 0.03, "eval_size": 256, "init_scale": 0.01}
         | {"steps": 1200},
         "paper": PAPER | {"init_scale": 1.0},
     }
-    sources: ClassVar[Mapping[str, Sequence[str]]] = SOURCES | {
-        "a guess: the full model's scale (Table 3); C.1 gives no u for Fig. 1": ("init_scale",)
-    }
-    without: ClassVar[Mapping[str, str]] = {
+    sources = SOURCES | {"a guess: the full model's scale (Table 3); C.1 gives no u for Fig. 1": ("init_scale",)}
+    without = {
         "qk_alignment": "each head has one matrix of scores, without keys and queries of its own",
     }
 
@@ -176,13 +174,13 @@ class Full(OnTheChain):
     id = "markov/full"
     title = "a standard one-block transformer on the same chain"
     metric = "known"
-    Config: ClassVar[type[Config]] = MarkovFullConfig
-    presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {
+    Config = MarkovFullConfig
+    presets = {
         "quick": {"d": 20, "T": 4, "b0": 7.5, "intervals": [[1, 2], [3, 4], [5, 6]], "d_model": 63, "d_mlp": 32}
         | {"steps": 600, "batch_size": 500, "lr": 0.003, "train_size": 9000, "eval_size": 500, "init_scale": 0.1},
         "paper": PAPER,
     }
-    sources: ClassVar[Mapping[str, Sequence[str]]] = SOURCES | {
+    sources = SOURCES | {
         "Table 3": ("d_model", "d_mlp", "dropout"),
         "a guess: Table 3's scale of 1 is TransformerLens' own start": ("init_scale",),
     }

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 
 from stagelens import Event, Flow, Prediction, Reading
-from stagelens.experiments import Config, Floats, State, recording_times
+from stagelens.experiments import Floats, State, recording_times
 from stagelens_recall import theory
 from stagelens_recall.config import RecallFlowConfig
 from stagelens_recall.data import window_groups
@@ -22,12 +22,12 @@ class RecallFlow(Flow):
 
     id = "recall/flow"
     title = "the gradient flow of the simplified model, and Theorem 3.1's two equations"
-    Config: ClassVar[type[Config]] = RecallFlowConfig
-    presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {
+    Config = RecallFlowConfig
+    presets = {
         "quick": {"points": 2000},  # several within each jump
         "paper": {"time": 1e5, "points": 10_000},
     }
-    sources: ClassVar[Mapping[str, Sequence[str]]] = {
+    sources = {
         "A.6": ("order", "responses"),
         "a guess": ("betas",),
         "ours": ("time", "points"),

@@ -16,7 +16,6 @@ class RecallCircuit(Probe):
 
     name = "recall_circuit"
     title = "beta and alpha of each head, or the centred identity in each block of Q^T K"
-    gives = ("beta", "alpha", "coefficient")
     described = {
         "beta": ReadingInfo("beta_h of the simplified model", ("recall_head",)),
         "alpha": ReadingInfo("alpha_h of the simplified model", ("recall_head",), "fraction"),

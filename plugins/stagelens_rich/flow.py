@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 
 from stagelens import Flow, Prediction, Reading, StagelensError, Timeline
 from stagelens.base import generator
-from stagelens.experiments import Config, Floats, State, integrate, recording_times
+from stagelens.experiments import Floats, State, integrate, recording_times
 from stagelens_rich import theory
 from stagelens_rich.config import RichFlowConfig
 from stagelens_rich.predictions import plateau_prediction, time_predictions
@@ -30,13 +30,13 @@ class RichFlow(Flow):
 
     id = "rich/flow"
     title = "the gradient flow of the second layer on the closed-form losses"
-    Config: ClassVar[type[Config]] = RichFlowConfig
-    presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {"quick": {}, "paper": {"points": 4000}, "scaling": {}}
-    sources: ClassVar[Mapping[str, Sequence[str]]] = {
+    Config = RichFlowConfig
+    presets = {"quick": {}, "paper": {"points": 4000}, "scaling": {}}
+    sources = {
         "Fig. 1": ("L", "alpha_star", "w_star", "sigma_init"),
         "ours": ("points",),
     }
-    metric: ClassVar[str] = "induction_decades"
+    metric = "induction_decades"
 
     @property
     def first(self) -> bool:

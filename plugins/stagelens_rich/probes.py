@@ -19,7 +19,6 @@ class PositionNorms(Probe):
 
     name = "position_norms"
     title = "ALiBi slopes p and the norm of (W_K, W_Q), of each head and of all together"
-    gives = ("p", "kq", "all_p", "all_kq")
     described = {
         "p": ReadingInfo("ALiBi slope of each head", ("layer", "head")),
         "kq": ReadingInfo("norm of (W_K, W_Q) of each head", ("layer", "head"), "", 0),

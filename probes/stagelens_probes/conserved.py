@@ -29,7 +29,6 @@ class Conserved(Probe):
 
     name = "conserved"
     title = "the task's conserved quantities and their drift"
-    gives = ("value", "drift")
     described = CONSERVED
 
     def applies(self, context: ProbeContext) -> str | None:

@@ -125,7 +125,6 @@ class Curvature(Probe):
 
     name = "curvature"
     title = "largest and smallest eigenvalue of the loss Hessian"
-    gives = ("largest", "smallest", "residual_largest", "residual_smallest", "converged")
     described = CURVATURE
     passes = f"1, and up to {MOST_PRODUCTS + 2} Hessian-vector products"
     default = False

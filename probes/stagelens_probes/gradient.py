@@ -92,7 +92,6 @@ class Gradient(Probe):
 
     name = "gradient"
     title = "norm of the loss gradient per module, and its cosine with the previous measurement"
-    gives = ("norm", "cosine", "halves_cosine")
     described = GRADIENT
     passes = "2, and 2 backward"
     default = False

@@ -79,7 +79,6 @@ class WeightNorms(Probe):
 
     name = "weight_norms"
     title = "Frobenius norm of each parameter, and of each head's part of it"
-    gives = ("norm", "head_norm", "qk_norm", "ov_norm", "from_start")
     described = WEIGHT_NORMS
     stacks = True
 

@@ -38,7 +38,7 @@ def test_what_it_writes_is_named_after_the_plugin_and_lints(cli, tmp_path):
     written = cli("new-plugin", "two-words", "--json").json
     assert written["plugin"] == "two-words" and "two-words/src/stagelens_two_words/tasks.py" in written["files"]
     for check in (["check"], ["format", "--check"]):
-        ruff = [sys.executable, "-m", "ruff", *check, "--isolated", "--line-length", "120", "."]
+        ruff = [sys.executable, "-m", "ruff", *check, "."]  # by the rules in its own pyproject.toml
         done = subprocess.run(ruff, capture_output=True, text=True, cwd=tmp_path / "two-words")
         assert done.returncode == 0, done.stdout + done.stderr
     text = "".join((tmp_path / file).read_text(encoding="utf-8") for file in written["files"])

@@ -12,9 +12,9 @@ import torch
 import stagelens as sl
 from kit.probe_models import PositionalToy, next_token_loss, squared_loss, transformer
 from stagelens.host.references import ProbeRef
-from stagelens_probes import PROBES
+from stagelens_probes import plugin as built_in
 
-NAMES = [ref.name for ref in PROBES]
+NAMES = [ref.name for ref in built_in.probes]
 LONG = {"induction/prefix_matching_by_gap", "induction/icl_score_fixed"}  # of contexts longer than those here
 TOY = {"weight_norms/qk_norm", "weight_norms/ov_norm", "head_ablation/zero_error", "head_ablation/mean_error"}
 BIDIRECTIONAL = {"loss_by_position", "induction/icl_score", "head_ablation/zero_error", "head_ablation/mean_error"}
@@ -109,7 +109,7 @@ def assert_same(before, after):
             assert before[key] == after[key], key
 
 
-@pytest.mark.parametrize("ref", PROBES, ids=lambda ref: ref.name)
+@pytest.mark.parametrize("ref", built_in.probes, ids=lambda ref: ref.name)
 def test_the_registration_agrees_with_the_class(ref):
     of_class = ProbeRef.of(ref.load())
     assert (ref.name, ref.title, ref.readings) == (of_class.name, of_class.title, of_class.readings)
@@ -117,7 +117,7 @@ def test_the_registration_agrees_with_the_class(ref):
 
 
 def test_only_probes_that_multiply_the_cost_are_off_by_default():
-    assert {ref.name for ref in PROBES if not ref.default} == COSTLY
+    assert {ref.name for ref in built_in.probes if not ref.default} == COSTLY
 
 
 @pytest.mark.parametrize("task", [Everything, Toy])

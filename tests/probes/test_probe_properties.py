@@ -17,7 +17,7 @@ from hypothesis import given, settings, strategies as st
 import stagelens as sl
 from kit.probe_models import PATTERN, Written, measured, next_token_loss, tokens, transformer
 from probes.test_every_probe import LONG, NAMES, Everything
-from stagelens_probes import PROBES
+from stagelens_probes import plugin as built_in
 from stagelens_probes.curvature import TOLERANCE
 
 few = settings(max_examples=settings().max_examples // 8)  # 3; `make stress` has a profile of more, drawn anew
@@ -176,7 +176,7 @@ def assert_equal(found: dict[str, sl.Reading], expected: dict[str, np.ndarray]) 
 
 
 def test_every_reading_of_every_probe_has_its_range_here():
-    assert set(RANGES) == {f"{ref.name}/{reading}" for ref in PROBES for reading in ref.readings}
+    assert set(RANGES) == {f"{ref.name}/{reading}" for ref in built_in.probes for reading in ref.readings}
 
 
 @few

@@ -19,7 +19,13 @@ from .experiments import (
     token_groups as token_groups,
 )
 from .hookspecs import hookimpl as hookimpl
-from .host import ClaimRef as ClaimRef, FigureRef as FigureRef, ProbeRef as ProbeRef, TaskRef as TaskRef
+from .host import (
+    ClaimRef as ClaimRef,
+    FigureRef as FigureRef,
+    ProbeRef as ProbeRef,
+    Registration as Registration,
+    TaskRef as TaskRef,
+)
 from .models import fast as fast, watch as watch
 from .recording import Probe as Probe, probe as probe
 from .report import Comparison as Comparison, compare as compare

@@ -1,6 +1,7 @@
 """The plugin hooks: the interface between the host and a plugin.
 
-A plugin is a module (or package) with functions marked by `stagelens.hookimpl` and named as below. Life of a run:
+A plugin is a module (or package) with a table `plugin = stagelens.Registration(__name__)` of what it registers, or with
+functions marked by `stagelens.hookimpl` and named as below, or with both. Life of a run:
 
     register_tasks, register_probes, register_claims, register_figures        once, when the host is made
           |

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -186,11 +186,9 @@ class Laws(Claim):
     The paper does not state how weights start. PyTorch's own start is judged; TransformerLens' is reported.
     """
 
-    id = "S8"
-    title = "transformers: T and d delay emergence, B and p accelerate it"
-    reference = "2.4, Figs. 3, 11, 12"
+    id, title, reference = "S8", "transformers: T and d delay emergence, B and p accelerate it", "2.4, Figs. 3, 11, 12"
     seeds = SEEDS
-    reason: ClassVar[Mapping[str, str]] = {
+    reason = {
         "quick": "size: the orders and the signs of the exponents hold, but the exponent of d is 0.96 at d = 8 to 32. "
         "It grows with d: 0.87 from d = 8 to 16, 1.07 from 16 to 32; Fig. 3's 1.29 is at width 256, T = 256. With "
         "TransformerLens' initial weights it is 0.70"
@@ -237,14 +235,12 @@ def minus(a: float | str, b: float | str) -> float | str:
 class Ablations(Claim):
     """The paper's exponents of layers and heads are 0.06 and 0.16: both delay emergence, heads more."""
 
-    id = "S9"
-    title = "optimizer, position, feature, heads and layers"
-    reference = "B.3, Figs. 13-15"
-    reason: ClassVar[Mapping[str, str]] = {
+    id, title, reference = "S9", "optimizer, position, feature, heads and layers", "B.3, Figs. 13-15"
+    reason = {
         "quick": "size: without the feature, a fixed position is not faster than a random one at T = 16, d = 8. Fig. "
         "14's own laws agree: 4.61 d^1.21 T^0.30 (fixed) and 1.43 d^1.31 T^0.58 (random) cross at T = 31 for d = 8"
     }
-    seeds: ClassVar[Mapping[str, int]] = {"quick": SEEDS, "long": 10}
+    seeds = {"quick": SEEDS, "long": 10}
 
     def checks(self, lab: Lab) -> Iterable[Check]:
         grid = grid_of(lab)

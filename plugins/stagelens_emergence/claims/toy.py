@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from itertools import product
-from typing import ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -57,9 +56,7 @@ def exponent_checks(law: Law, expected: dict[str, float], tolerance: float, r2: 
 class WeightsFirst(Claim):
     """Compares the times at which w and alpha rise, and counts the drops of the loss, in the flow and under SGD."""
 
-    id = "S1"
-    title = "weights first, attention second, then both"
-    reference = "Fig. 1a, b"
+    id, title, reference = "S1", "weights first, attention second, then both", "Fig. 1a, b"
     seeds = 5
 
     def checks(self, lab: Lab) -> Iterable[Check]:
@@ -105,10 +102,8 @@ class Reduction(Claim):
     has it, and compared with a flow that has this part as a third variable. `long` has the figure's T = d = 256.
     """
 
-    id = "S2"
-    title = "the reduced dynamics match SGD on the whole toy model"
-    reference = "Fig. 9"
-    seeds: ClassVar[Mapping[str, int]] = {"quick": 5, "long": 20}  # Fig. 9 has five
+    id, title, reference = "S2", "the reduced dynamics match SGD on the whole toy model", "Fig. 9"
+    seeds = {"quick": 5, "long": 20}  # Fig. 9 has five
 
     def checks(self, lab: Lab) -> Iterable[Check]:
         random, zero = trained(lab), trained(lab, init_scale=0.0)
@@ -140,8 +135,7 @@ class Reduction(Claim):
 class PowerLaw(Claim):
     """The paper does not state its grid. The exponents tend to 1 and 1/2 as T grows; the range decides how near."""
 
-    id = "S3"
-    title = "the plateau's length is a power law of T and d (T = 128 to 2048, d = 16 to 256)"
+    id, title = "S3", "the plateau's length is a power law of T and d (T = 128 to 2048, d = 16 to 256)"
     reference = "Fig. 1c"
 
     def checks(self, lab: Lab) -> Iterable[Check]:  # noqa: ARG002
@@ -162,9 +156,7 @@ class InContext(Claim):
     gradient, so attention grows B times slower. Both are measured.
     """
 
-    id = "S4"
-    title = "in-context repetition divides T"
-    reference = "Fig. 2 left"
+    id, title, reference = "S4", "in-context repetition divides T", "Fig. 2 left"
     reason = (
         "paper: Eq. 14 follows d loss / d Delta a, but in the model of Eq. 2 the B scores of the relevant token share "
         "that gradient, so the plateau shortens like 1/sqrt(B). At T = 128, d = 16, B = 4 the trained model takes "
@@ -236,8 +228,7 @@ def linear_escape(lost: float, rate: float) -> float:
 class Linearization(Claim):
     """Judges the flow's early curve, and Eq. 6 against the flow's plateau, which it "closely matches" (10%, ours)."""
 
-    id = "S6"
-    title = "w = sinh and Delta a = cosh - 1 early on, and the escape time"
+    id, title = "S6", "w = sinh and Delta a = cosh - 1 early on, and the escape time"
     reference = "Eqs. 5, 6, 15; Fig. 7"
     forms: Mapping[theory.Form, str] = {"arcsinh": "arcsinh(x)", "appendix": "log(2x)", "main text": "log(x)"}
     lost, matches = 0.8, 0.1  # epsilon of Fig. 1c; the tolerance of "closely matches"
@@ -289,9 +280,7 @@ class LatePhase(Claim):
     A.3.3's orders in e = 1 - B alpha are judged as printed. Our own forms are sanity checks.
     """
 
-    id = "S7"
-    title = "late, w is at its equilibrium and the Hessian splits"
-    reference = "A.3.3, Fig. 8"
+    id, title, reference = "S7", "late, w is at its equilibrium and the Hessian splits", "A.3.3, Fig. 8"
     reason = (
         "paper: A.3.3 prints an entry of order e for Delta a in the Hessian; it is of order e^2, because a factor "
         "alpha (1 - B alpha) is missing (autograd agrees). That Delta a is the slow variable stays true"

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from stagelens import Law
+from stagelens import Law, Run
+from stagelens.claims import Lab
 from stagelens.figures import THEORY, line_style, panels, title_of
 from stagelens_emergence import theory
 from stagelens_emergence.claims import measures
@@ -17,10 +18,6 @@ from stagelens_emergence.claims.measures import DIMENSIONS, LENGTHS, PROBABILITI
 from stagelens_emergence.claims.toy import trained
 from stagelens_emergence.flow import trajectory
 from stagelens_emergence.theory import ReducedModel, paper_flow
-
-if TYPE_CHECKING:
-    from stagelens import Run
-    from stagelens.claims import Lab
 
 MARKERS = ("o", "s", "^", "D", "v", "P")
 OPTIMUM: Any = {"color": "0.6", "ls": ":", "lw": 1.0, "zorder": 0.5}

@@ -11,20 +11,18 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator, NullLocator, StrMethodFormatter
 
+from stagelens import Run
+from stagelens.claims import Lab
 from stagelens.figures import THEORY, line_style, panels, title_of
 from stagelens_emergence.claims import recall, regression
 from stagelens_emergence.claims.measures import ANSWERING, LEARNED, LEAVING, Seeds, plateau_of
-
-if TYPE_CHECKING:
-    from stagelens import Run
-    from stagelens.claims import Lab
 
 
 def setting(run: Run, key: str) -> Any:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar
+from collections.abc import Mapping
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -11,17 +11,11 @@ from torch.nn.functional import cross_entropy
 
 from stagelens import Schedule
 from stagelens.base import derive
-from stagelens.experiments import Config
 from stagelens.models import HookedRootModule
 from stagelens_emergence.config import SOURCES, TABLE_1, KeyValueConfig
 from stagelens_emergence.data.transformers import KeyValueBatch, KeyValueEvalBatch, sample_recall
 from stagelens_emergence.model import build_causal
 from stagelens_emergence.tasks.transformers import TransformerTask
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
-    from stagelens import Run
 
 
 class KeyValueRecall(TransformerTask):
@@ -33,17 +27,17 @@ class KeyValueRecall(TransformerTask):
 
     id = "emergence/recall"
     title = "key-value recall: an induction head emerges, and repetition accelerates it"
-    Config: ClassVar[type[Config]] = KeyValueConfig
-    presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {
+    Config = KeyValueConfig
+    presets = {
         "quick": {},
         "paper": TABLE_1 | {"pairs": 32, "tokens": 256, "layers": 4, "norm": True, "steps": 50_000},
     }
-    sources: ClassVar[Mapping[str, Sequence[str]]] = SOURCES | {
+    sources = SOURCES | {
         "Fig. 17": ("pairs", "tokens"),
         "section 3.2; Table 1 has none": ("norm",),
         "a guess: D.3's largest number of steps": ("steps",),
     }
-    probes: ClassVar[Sequence[str]] = ("key_value",)
+    probes = ("key_value",)
 
     def build_model(self) -> HookedRootModule:
         c = self.config
@@ -70,7 +64,7 @@ class KeyValueRecall(TransformerTask):
     def schedule(self) -> Schedule:
         return Schedule(log=5, even=50, refine=1)
 
-    def figures(self, run: Run) -> Mapping[str, Figure]:
+    def figures(self, run: Any) -> Mapping[str, Any]:
         from stagelens_emergence.figures.transformers import fig17
 
         return {"fig17": fig17(run)}

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar
+from collections.abc import Mapping
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from stagelens import Group, Schedule
 from stagelens.base import derive, generator
-from stagelens.experiments import Config
 from stagelens.models import HookedRootModule
 from stagelens_emergence.config import SOURCES, TABLE_1, RegressionConfig
 from stagelens_emergence.data.toy import target_weights
@@ -18,11 +17,6 @@ from stagelens_emergence.data.transformers import RegressionBatch, relevant_keys
 from stagelens_emergence.losses import half_error
 from stagelens_emergence.model import build_causal
 from stagelens_emergence.tasks.transformers import TransformerTask
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
-    from stagelens import Run
 
 
 class Regression(TransformerTask):
@@ -33,21 +27,19 @@ class Regression(TransformerTask):
 
     id = "emergence/regression"
     title = "single-location regression by a transformer on continuous tokens"
-    Config: ClassVar[type[Config]] = RegressionConfig
-    presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {
+    Config = RegressionConfig
+    presets = {
         "quick": {},
         "paper": TABLE_1 | {"T": 256, "d": 64, "steps": 50_000},
     }
-    sources: ClassVar[Mapping[str, Sequence[str]]] = SOURCES | {
+    sources = SOURCES | {
         "Fig. 3": ("T",),
         "B.1": ("position", "feature"),
         "a guess: Fig. 3 varies it": ("d",),
         "a guess: D.3's largest number of steps": ("steps",),
     }
-    probes: ClassVar[Sequence[str]] = ("relevant_attention", "plateau_length")
-    without: ClassVar[Mapping[str, str]] = {
-        "induction": "the tokens are continuous vectors, and random ones do not repeat"
-    }
+    probes = ("relevant_attention", "plateau_length")
+    without = {"induction": "the tokens are continuous vectors, and random ones do not repeat"}
 
     def __init__(self, config: Any, seed: int = 0) -> None:
         super().__init__(config, seed)
@@ -85,7 +77,7 @@ class Regression(TransformerTask):
     def schedule(self) -> Schedule:
         return Schedule(log=5, even=40, refine=1)
 
-    def figures(self, run: Run) -> Mapping[str, Figure]:
+    def figures(self, run: Any) -> Mapping[str, Any]:
         from stagelens_emergence.figures.transformers import fig11
 
         return {"fig11": fig11([run])}

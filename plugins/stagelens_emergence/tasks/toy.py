@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from stagelens import Group, Prediction, Schedule, Task
 from stagelens.base import generator
-from stagelens.experiments import Config, FixedBatch, exact_with_hooks, move
+from stagelens.experiments import FixedBatch, exact_with_hooks, move
 from stagelens_emergence.config import EmergenceToyConfig
 from stagelens_emergence.data.toy import (
     Draws,
@@ -26,32 +26,27 @@ from stagelens_emergence.losses import drawn_loss, expected_loss, half_error
 from stagelens_emergence.model import ToyTransformer
 from stagelens_emergence.theory import ReducedModel, model_flow
 
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
-    from stagelens import Run
-
 
 class EmergenceToy(Task):
     """Gradient descent on (a, W). `loss` is the test loss of D.1: on data without cross-sample repetition."""
 
     id = "emergence/toy"
     title = "one attention vector and one weight matrix learn to read a single token; exact expected loss"
-    Config: ClassVar[type[Config]] = EmergenceToyConfig
-    presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {
+    Config = EmergenceToyConfig
+    presets = {
         "quick": {},
         "paper": {"T": 512, "steps": 25_000},
         # A.3.4: T, d, batch size 32 and learning rate 1 (the defaults), W and W* from N(0, 1/d). The steps are ours.
         "fig9": {"T": 256, "d": 256, "sampled": True, "init_scale": 1.0, "target": "gaussian", "steps": 9000},
     }
-    sources: ClassVar[Mapping[str, Sequence[str]]] = {
+    sources = {
         "Fig. 1": ("T", "d"),
         "Table 1": ("lr",),
         "Assumptions 3 and 4": ("target", "init_scale"),
         "ours": ("steps",),
     }
-    probes: ClassVar[Sequence[str] | None] = ("single_location", "plateau_length")
-    without: ClassVar[Mapping[str, str]] = {
+    probes = ("single_location", "plateau_length")
+    without = {
         "head_specialization": "the model has one head, and specialization compares heads",
         "induction": "the attention belongs to positions and does not depend on the tokens",
         "qk_alignment": "the attention scores belong to positions, without keys and queries",
@@ -130,7 +125,7 @@ class EmergenceToy(Task):
     def schedule(self) -> Schedule:
         return Schedule(log=20, even=100)
 
-    def figures(self, run: Run) -> Mapping[str, Figure]:
+    def figures(self, run: Any) -> Mapping[str, Any]:
         from stagelens_emergence.figures.toy import toy_figures
 
         return toy_figures(run)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 
@@ -21,6 +21,7 @@ from stagelens_linear_icl.losses import loss_of
 # last like 1/w_init, so the ranks whose second head learns small eigenvalues start larger.
 RANKS = {1: 1_000_000, 2: 150_000, 3: 150_000, 4: 100_000, 5: 60_000, 6: 60_000, 7: 60_000, 8: 6_000}
 RANK_STARTS = {1: SMALL, 5: 8 * SMALL, 6: 8 * SMALL, 7: 8 * SMALL}  # the others: 2 * SMALL
+FIG_2, FIG_8 = (1, 2, 4, 8), (3, 5, 6, 7)  # the ranks of each figure
 RANKS_LR = 0.8  # L6: stable for all ranks
 SCALES = (0.02, 0.1, 0.5, 1.0, 3.0)  # L8 and Fig. 4: w_init, from distinct plateaus to none; the paper gives no numbers
 SETS = (300, 3_000, 30_000)  # L13: sizes of the training set
@@ -30,7 +31,7 @@ class Ranks(Claim):
     """All ranks of Figs. 2 and 8 from small starts, and at budget long with the authors' published values."""
 
     id, title, reference = "L6", "with rank R the long plateaus are those at m divisible by R", "Figs. 2, 8; section 4"
-    reason: ClassVar[Mapping[str, str]] = {
+    reason = {
         "quick": "reading: the paper does not define a conspicuous plateau. By our definition the statement holds in "
         "46 of 48 pairs of rank and seed; in two the last of the long plateaus is short",
         "long": "reading: the paper does not define a conspicuous plateau. By our definition the statement holds in "
@@ -38,7 +39,7 @@ class Ranks(Claim):
         "larger, and some later plateaus of the ranks 1, 2, 3 and 6 are short",
     }
     seeds = 6  # as in Fig. 2
-    published: ClassVar[Mapping[str, Sequence[int]]] = {"quick": (), "long": tuple(RANKS)}  # ranks
+    published: Mapping[str, Sequence[int]] = {"quick": (), "long": tuple(RANKS)}  # ranks
 
     def checks(self, lab: Lab) -> Iterable[Check]:
         for rank in RANKS:
@@ -50,7 +51,7 @@ class Ranks(Claim):
     @staticmethod
     def check(paths: Mapping[int, WeightPath], name: str, rank: int) -> Check:
         found = {seed: measures.long_plateaus(path) or "none" for seed, path in paths.items()}
-        where = "Fig. 2" if rank in (1, 2, 4, 8) else "Fig. 8"
+        where = "Fig. 2" if rank in FIG_2 else "Fig. 8"
         return per_seed(equal, f"{name}: levels m of the long plateaus", found, list(range(0, 8, rank)), where)
 
     @staticmethod
@@ -71,7 +72,7 @@ class Softmax(Claim):
     seeds = 6  # as in Fig. 3
     drops = 3  # at least: "multiple" in Fig. 3, more than two (ours)
     # Fig. 3 has the sequences of Fig. 1, 5,000 by the authors' code. Rate and steps are ours.
-    settings: ClassVar[Mapping[str, Mapping[str, Any]]] = {
+    settings: Mapping[str, Mapping[str, Any]] = {
         "quick": {"P": 200, "batch_size": 200, "steps": 1300, "lr": 0.8, "eval_size": 100},
         "long": {"P": 5000, "batch_size": 5000, "steps": 1300, "lr": 0.8, "eval_size": 100},
     }

@@ -7,7 +7,7 @@ batches, `paper` has the paper's own. Thresholds are ours unless a comment says 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 
@@ -76,11 +76,11 @@ class RestrictedContexts(Claim):
     """
 
     id, title, reference = "M2", "stages follow models that see one interval, then two, then all", "Fig. 3 right"
-    reason: ClassVar[Mapping[str, str]] = {
+    reason = {
         "quick": "size: seed 12 does not learn I(3) in 900 steps of a small chain; until then the order is the paper's"
     }
 
-    full: ClassVar[Mapping[str, tuple[str, Mapping[str, Any]]]] = {  # preset of the full model, and changes to it
+    full: Mapping[str, tuple[str, Mapping[str, Any]]] = {  # preset of the full model, and changes to it
         "quick": ("quick", {}),
         "long": ("quick", {}),
         "paper": ("paper", {}),
@@ -103,7 +103,7 @@ class CompeteThenCooperate(Claim):
     """
 
     id, title, reference = "M3", "heads compete for the most important pattern, then cooperate", "Figs. 1, 2"
-    reason: ClassVar[Mapping[str, str]] = {
+    reason = {
         "quick": "size: in seed 12 no head of the minimal model learns I(3) in 900 steps of a small chain. All else "
         "holds"
     }
@@ -130,12 +130,12 @@ class InitializationScale(Claim):
 
     id, title = "M4", "identical heads learn one pattern; a larger initialization separates them sooner"
     reference = "Fig. 4 left"
-    reason: ClassVar[Mapping[str, str]] = {
+    reason = {
         "quick": "size: u = 0.1 is slower than u = 0.01 in seed 11 of a small chain; the other two seeds have the "
         "paper's order"
     }
     scales = (1.0, 0.1, 0.01)  # u; the paper's values are in its figure only
-    shorter: ClassVar[Budgets] = {"quick": {"steps": 450}, "long": {}, "paper": {}}  # enough for two patterns
+    shorter: Budgets = {"quick": {"steps": 450}, "long": {}, "paper": {}}  # enough for two patterns
 
     def checks(self, lab: Lab) -> Iterable[Check]:
         counts = {seed: len(measures.times_learned(found)) for seed, found in timelines(lab, init_scale=0.0).items()}
@@ -187,13 +187,13 @@ class DatasetSize(Claim):
     """Counts the stages that are reached at the best validation loss, for several sizes of the training set."""
 
     id, title, reference = "M6", "fewer sequences, fewer stages before overfitting", "C.2, Fig. 5"
-    reason: ClassVar[Mapping[str, str]] = {
+    reason = {
         "quick": "size: the time of I(3) scatters in a small chain; seed 12 has not learned it from the largest set by "
         "step 900"
     }
     # Training sequences (the paper's are in its figure only), and the steps after which the validation loss only rises.
     # All other claims use the last size.
-    sizes: ClassVar[Mapping[str, Mapping[int, Mapping[str, Any]]]] = {
+    sizes: Mapping[str, Mapping[int, Mapping[str, Any]]] = {
         "quick": {384: {"steps": 300}, 1152: {"steps": 600}, 4224: {}},
         "long": {900: {"steps": 2000}, 3000: {}, 9000: {}},
         "paper": {3000: {}, 6000: {}, 9000: {}},
@@ -232,13 +232,13 @@ class ReversedOrder(Claim):
 
     id, title = "M8", "importance decides, not distance: the furthest interval can be first"
     reference = "C.4, Figs. 8, 9"
-    reason: ClassVar[Mapping[str, str]] = {
+    reason = {
         "quick": "size: the full model learns the nearest, least important interval slowly. It has hardly left the "
         "predictor of two intervals after 1,000 steps of a small chain. The order is the paper's in both models"
     }
-    paper: ClassVar[Mapping[str, Any]] = {"intervals": [[13, 14], [9, 10, 11, 12], [1, 2, 3, 4, 5, 6, 7, 8]]}
-    small: ClassVar[Mapping[str, Any]] = {"intervals": [[6], [4, 5], [1, 2, 3]]}
-    changes: ClassVar[Mapping[str, Budgets]] = {
+    paper: Mapping[str, Any] = {"intervals": [[13, 14], [9, 10, 11, 12], [1, 2, 3, 4, 5, 6, 7, 8]]}
+    small: Mapping[str, Any] = {"intervals": [[6], [4, 5], [1, 2, 3]]}
+    changes: Mapping[str, Budgets] = {
         MINIMAL: {"quick": {**small, "m": 1.25, "b0": 7.5}, "long": paper, "paper": paper},
         FULL: {
             "quick": {**small, "m": 1.28, "b0": 9.2, "steps": 1000},
@@ -267,7 +267,7 @@ class WeightDecay(Claim):
     """Compares the steps at which patterns are learned with and without weight decay."""
 
     id, title, reference = "M9", "weight decay makes almost no difference", "C.5"
-    reason: ClassVar[Mapping[str, str]] = {
+    reason = {
         "quick": "size: seed 12 of a small chain learns I(3) neither with nor without it by step 900; all times are "
         "within 3%"
     }

@@ -20,8 +20,7 @@ FIRST_JUMP = {"betas": [0.1, 0.0, 0.0], "time": 5000.0, "rtol": 1e-12, "atol": 1
 class DirectionalBias(Claim):
     """Measures how far w^1 is from span(e_1, 1), and in which direction it moves, in the flow from I_1."""
 
-    id = "R3"
-    title = "from I_1, the first head moves along e_1 and 1 only, towards its own token"
+    id, title = "R3", "from I_1, the first head moves along e_1 and 1 only, towards its own token"
     reference = "Theorem 3.1a, b"
 
     def checks(self, lab: Lab) -> Iterable[Check]:
@@ -37,8 +36,7 @@ class DirectionalBias(Claim):
 class FirstJump(Claim):
     """Compares the full flow with Theorem 3.1's two equations, and the time of the jump with either form of Xi."""
 
-    id = "R4"
-    title = "the first jump follows two equations, with Xi as in the proof and not as in Eq. 4"
+    id, title = "R4", "the first jump follows two equations, with Xi as in the proof and not as in Eq. 4"
     reference = "Theorem 3.1c"
 
     def checks(self, lab: Lab) -> Iterable[Check]:
@@ -63,8 +61,7 @@ class FirstJump(Claim):
 class RecallConservation(Claim):
     """Compares the drifts of the quantity with either sign of its last term."""
 
-    id = "R5"
-    title = "f(alpha) - beta^2/4 is conserved, with the proof's sign of the last term"
+    id, title = "R5", "f(alpha) - beta^2/4 is conserved, with the proof's sign of the last term"
     reference = "Theorem 3.1d"
 
     def checks(self, lab: Lab) -> Iterable[Check]:
@@ -79,9 +76,7 @@ class RecallConservation(Claim):
 class FirstPlateauLength(Claim):
     """Fits the exponent of the length in epsilon."""
 
-    id = "R6"
-    title = "the first plateau lasts O(1/epsilon)"
-    reference = "after Theorem 3.1"
+    id, title, reference = "R6", "the first plateau lasts O(1/epsilon)", "after Theorem 3.1"
 
     def checks(self, lab: Lab) -> Iterable[Check]:
         epsilons = [0.04, 0.02, 0.01, 0.005]
@@ -105,9 +100,7 @@ class LateGrowth(Claim):
     other two laws the slope doubles or more from each range of `RANGES` to the next.
     """
 
-    id = "R7"
-    title = "after the jump alpha grows like log log t, not like log t or a power of t"
-    reference = "Eq. 3"
+    id, title, reference = "R7", "after the jump alpha grows like log log t, not like log t or a power of t", "Eq. 3"
 
     RANGES = ((1e12, 1e25), (1e25, 1e50), (1e50, 1e100))  # ours; the middle of each doubles log t
     SLOPE = 0.15  # tolerance of the slope in every range; theory: log log t / log t at the first one
@@ -157,9 +150,7 @@ class LaterJumps(Claim):
     does not see the settled tokens.
     """
 
-    id = "R8"
-    title = "later jumps are first jumps of lower order"
-    reference = "Proposition A.2"
+    id, title, reference = "R8", "later jumps are first jumps of lower order", "Proposition A.2"
     reason = (
         "paper: the h - 1 settled tokens keep their part of head h's softmax, so jump h is later by k/(k - h + 1); "
         "if they are masked, as in the proof's P_S, the curves agree"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from itertools import permutations
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 
@@ -34,9 +34,7 @@ NOISE = {"init_scale": 0.001}  # of the initial w, so that seeds differ; well be
 class StagedPlateaus(Claim):
     """Compares the plateaus with A.4: their number, their levels, the active heads, and the attention."""
 
-    id = "R1"
-    title = "staged plateaus, one head and beta at a time"
-    reference = "Fig. 1"
+    id, title, reference = "R1", "staged plateaus, one head and beta at a time", "Fig. 1"
 
     def checks(self, lab: Lab) -> Iterable[Check]:
         runs = lab.each_seed("recall/simplified", NOISE, probes=PROBES)
@@ -63,9 +61,7 @@ class StagedPlateaus(Claim):
 class OrderOfBetas(Claim):
     """Compares the order of learning with the order of the betas, for several orders."""
 
-    id = "R2"
-    title = "the order of learning is the order of the initial betas"
-    reference = "Fig. 4"
+    id, title, reference = "R2", "the order of learning is the order of the initial betas", "Fig. 4"
 
     def checks(self, lab: Lab) -> Iterable[Check]:
         for betas in permutations(BETAS):
@@ -108,7 +104,7 @@ class OtherModels(Claim):
 
     id = "R9"
     title = "the original model behaves as the simplified one, and cross-entropy as dot-product"
-    reason: ClassVar[Mapping[str, str]] = {
+    reason = {
         "quick": "size: at order 3 the original model passes the same partial predictors in the same order in every "
         "seed, but leaves some of them sooner: plateaus are missing or split. The paper has order 4"
     }

@@ -8,7 +8,7 @@ from matplotlib.figure import Figure
 
 from stagelens import Run, Timeline
 from stagelens.experiments import integrate
-from stagelens.figures import THEORY, line_style, panels
+from stagelens.figures import THEORY, line_style, panels, title_of
 from stagelens_recall import theory
 from stagelens_recall.config import RecallFlowConfig
 from stagelens_recall.flow import RecallFlow
@@ -26,7 +26,7 @@ def first_jump(run: Run) -> Figure | None:
     if len(timeline.steps) < 2:
         return None
     figure, ((growth, drift, escape),) = panels(
-        1, 3, f"{run.manifest.task}, seed {run.manifest.seed}: the first jump (Theorem 3.1)", size=(3.35, 3.2)
+        1, 3, f"{title_of(run)}: the first jump (Theorem 3.1)", size=(3.35, 3.2)
     )
     for index, name in enumerate(("alpha", "beta")):
         growth.plot(timeline.steps[1:], timeline.series(name)[1:, 0], label=f"{name}_1", **line_style(index))

@@ -11,9 +11,9 @@ from matplotlib.figure import Figure
 from stagelens import Run
 from stagelens.claims import Lab
 from stagelens.figures import draw_levels, headline, levels_of, line_style, title_of
+from stagelens_recall.claims.trained import BETAS, PROBES
 
 BETA, MASS = "recall_circuit/beta", "head_specialization/mass"
-PROBES = ("recall_circuit", "head_specialization")
 MAPS = 5  # the largest number of attention maps
 
 
@@ -44,7 +44,7 @@ def staged_learning(run: Run) -> Figure | None:
 
 def fig4(lab: Lab) -> Figure | None:
     """Draws Fig. 4: `staged_learning` of a run whose betas have the opposite order."""
-    return staged_learning(lab.run("recall/simplified", {"betas": [0.01, 0.03, 0.1]}, probes=PROBES))
+    return staged_learning(lab.run("recall/simplified", {"betas": BETAS[::-1]}, probes=PROBES))
 
 
 def _draw_attention(row: Any, run: Run) -> None:

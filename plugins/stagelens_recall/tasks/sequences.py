@@ -5,14 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from itertools import combinations
-from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
 from stagelens import Group, Prediction, Schedule, Task
 from stagelens.base import derive, generator
-from stagelens.experiments import Config
 from stagelens.models import HookedRootModule
 from stagelens_recall.config import OriginalConfig, RecallTransformerConfig
 from stagelens_recall.data import asked_responses, context_length, response_reference, sample_sequences
@@ -90,14 +88,14 @@ class Original(OnSequences):
 
     id = "recall/original"
     title = "the two-layer disentangled attention-only model on sampled sequences"
-    Config: ClassVar[type[Config]] = OriginalConfig
-    presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {"quick": {"order": 3, "steps": 1500}, "paper": {"lr": 0.005}}
-    sources: ClassVar[Mapping[str, Sequence[str]]] = {
+    Config = OriginalConfig
+    presets = {"quick": {"order": 3, "steps": 1500}, "paper": {"lr": 0.005}}
+    sources = {
         "A.6": ("order", "responses"),
         "section 2.2": ("heads",),
         "a guess": ("optimizer", "loss", "lr", "steps", "batch_size", "init_scale", "w_scale"),
     }
-    probes: ClassVar[Sequence[str]] = ("recall_circuit",)
+    probes = ("recall_circuit",)
 
     def build_model(self) -> HookedRootModule:
         c = self.config
@@ -116,9 +114,9 @@ class Standard(OnSequences):
 
     id = "recall/transformer"
     title = "a standard two-layer attention-only transformer on the same sequences"
-    Config: ClassVar[type[Config]] = RecallTransformerConfig
-    presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {"quick": {"order": 3, "steps": 500}, "paper": {"steps": 5000}}
-    sources: ClassVar[Mapping[str, Sequence[str]]] = {
+    Config = RecallTransformerConfig
+    presets = {"quick": {"order": 3, "steps": 500}, "paper": {"steps": 5000}}
+    sources = {
         "A.6": ("order", "responses"),
         "a guess: the paper has no such model": ("heads", "d_model", "positions", "lr", "steps", "batch_size"),
     }

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from stagelens import Group, Prediction, Schedule, Task
 from stagelens.base import generator
-from stagelens.experiments import Config, FixedBatch
+from stagelens.experiments import FixedBatch
 from stagelens.models import HookedRootModule
 from stagelens_recall import theory
 from stagelens_recall.config import SimplifiedConfig
@@ -38,15 +38,15 @@ class Simplified(Task):
 
     id = "recall/simplified"
     title = "one head after another learns to match one more token of the query; exact population loss"
-    Config: ClassVar[type[Config]] = SimplifiedConfig
-    presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {"quick": {}, "paper": {"lr": 0.2, "steps": 4500}}
-    sources: ClassVar[Mapping[str, Sequence[str]]] = {
+    Config = SimplifiedConfig
+    presets = {"quick": {}, "paper": {"lr": 0.2, "steps": 4500}}
+    sources = {
         "A.6": ("order", "responses"),
         "section 3": ("loss",),
         "the last time in Fig. 1": ("steps",),
         "a guess; section 3 has SGD with momentum": ("lr", "momentum", "betas"),
     }
-    probes: ClassVar[Sequence[str]] = ("recall_circuit",)
+    probes = ("recall_circuit",)
 
     def build_model(self) -> HookedRootModule:
         c = self.config

@@ -17,9 +17,7 @@ from stagelens_rich.theory import Setting
 class Balance(Claim):
     """Measures the drift in the flow, from equal and from different initial weights."""
 
-    id = "G3"
-    title = "w_Q^2 - w_K^2 is conserved"
-    reference = "Lemma 3"
+    id, title, reference = "G3", "w_Q^2 - w_K^2 is conserved", "Lemma 3"
 
     def checks(self, lab: Lab) -> Iterable[Check]:  # noqa: ARG002
         for imbalance in (0.0, 0.5):
@@ -38,8 +36,7 @@ class PlateauTime(Claim):
     log(1/sigma) from below as sigma goes to 0.
     """
 
-    id = "G4"
-    title = "the plateau lasts Theta((1 + alpha*)^2 L log(1/sigma) / w*^2): T_II and T_III"
+    id, title = "G4", "the plateau lasts Theta((1 + alpha*)^2 L log(1/sigma) / w*^2): T_II and T_III"
     reference = "Theorem 4, phases II and III"
     reason = (
         "paper: T_III follows the theorem. T_II, the time of a fall by 1%, does not at these sizes: the value weight "
@@ -80,9 +77,7 @@ def _value_alone(s: Setting) -> float:
 class Convergence(Claim):
     """Fits the decay of both losses in the flow after T_III."""
 
-    id = "G6"
-    title = "the 4-gram converges as 1/t, the induction head exponentially"
-    reference = "Theorem 4, phase IV"
+    id, title, reference = "G6", "the 4-gram converges as 1/t, the induction head exponentially", "Theorem 4, phase IV"
 
     def checks(self, lab: Lab) -> Iterable[Check]:  # noqa: ARG002
         start = flow.solved_times().T_III
@@ -111,8 +106,7 @@ class PartialLearning(Claim):
     T_I does not depend on L, and the time scale of the induction head grows with L. So the statement holds for large L.
     """
 
-    id = "G11"
-    title = "phase I: the 4-gram below 1% while the induction head is above 99%"
+    id, title = "G11", "phase I: the 4-gram below 1% while the induction head is above 99%"
     reference = "Theorem 4, phase I"
     reason = "size: the theorem is about L >> 1; it holds from L = 37,978 on, and the paper's experiments have L = 40"
 

@@ -35,8 +35,7 @@ class AdamEscapes(Claim):
     W_Q in R^D; both readings are judged, D by D matrices and vectors of D numbers.
     """
 
-    id = "G9"
-    title = "the 4-gram first; gradient descent stays on the plateau, Adam leaves it through several plateaus"
+    id, title = "G9", "the 4-gram first; gradient descent stays on the plateau, Adam leaves it through several plateaus"
     reference = "Fig. 4, B.3"
     reason = (
         "reading: on the exact population loss Adam's L_IH2 falls without a plateau between, and w_V2 halves it before "

@@ -67,9 +67,7 @@ def estimates(at: SecondLayer, s: Setting, n: int, seed: int = 0) -> dict[str, L
 class ClosedForms(Claim):
     """Eq. 7 is exact. Eq. 10 is exact for exp(z)/(L-2), which replaces the softmax of the model."""
 
-    id = "G7"
-    title = "the closed forms of both losses"
-    reference = "Eqs. 7, 10"
+    id, title, reference = "G7", "the closed forms of both losses", "Eqs. 7, 10"
 
     def checks(self, lab: Lab) -> Iterable[Check]:  # noqa: ARG002
         s = PAPER

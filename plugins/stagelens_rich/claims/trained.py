@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 
@@ -72,15 +72,13 @@ def phase_reports(runs: Mapping[int, Run], setting: Setting) -> Iterable[Check]:
 class FourPhases(Claim):
     """Judges Fig. 1 twice: with a learned first layer, as Stage II's theory has it, and at B.1's own numbers."""
 
-    id = "G1"
-    title = "four phases, the 4-gram first"
-    reference = "Fig. 1, B.1"
+    id, title, reference = "G1", "four phases, the 4-gram first", "Fig. 1, B.1"
     reason = (
         "paper: with a learned first layer all phases are there. B.1's Stage I ends with an attention of 0.6 to the "
         "previous token. Then neither loss falls to 1% in Stage II; the order of the drops is the paper's"
     )
 
-    seeds: ClassVar[Mapping[str, int]] = SEEDS
+    seeds = SEEDS
 
     def checks(self, lab: Lab) -> Iterable[Check]:
         runs = with_learned_layer(lab)
@@ -95,14 +93,12 @@ class FourPhases(Claim):
 class PreviousToken(Claim):
     """Lemma 2 is about the limit; the text after it takes the limit as reached when Stage I ends. Both are judged."""
 
-    id = "G2"
-    title = "stage I: the first layer comes to attend to the previous token"
-    reference = "Lemma 2, B.1"
+    id, title, reference = "G2", "stage I: the first layer comes to attend to the previous token", "Lemma 2, B.1"
     reason = (
         "paper: the limit is as Lemma 2 says, but p(1,1) grows like log t. B.1's 100,000 steps are a time of 10^4, and "
         "an attention of 0.99 takes 6 10^5"
     )
-    seeds: ClassVar[Mapping[str, int]] = SEEDS
+    seeds = SEEDS
 
     def checks(self, lab: Lab) -> Iterable[Check]:
         timeline = flow.solved(system="first-layer")
@@ -125,9 +121,7 @@ class PreviousToken(Claim):
 class Growth(Claim):
     """Fits log w_KQ over time on the plateau, in the flow and under SGD."""
 
-    id = "G5"
-    title = "w_KQ grows exponentially on the plateau"
-    reference = "Theorem 4, phases II and III"
+    id, title, reference = "G5", "w_KQ grows exponentially on the plateau", "Theorem 4, phases II and III"
 
     def checks(self, lab: Lab) -> Iterable[Check]:
         line = growth(*flow.solved().scalar("w_KQ"), flow.solved_times().T_o, PAPER.w_star)
@@ -149,9 +143,7 @@ class Growth(Claim):
 class BooleanTokens(Claim):
     """Makes the checks of the phases with tokens +1 and -1."""
 
-    id = "G8"
-    title = "Boolean tokens: the same order and phases"
-    reference = "Fig. 3"
+    id, title, reference = "G8", "Boolean tokens: the same order and phases", "Fig. 3"
 
     def checks(self, lab: Lab) -> Iterable[Check]:
         runs = with_learned_layer(lab, {"tokens": "boolean"})

@@ -6,16 +6,14 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from stagelens import Run
-from stagelens.figures import THEORY, line_style, panels
+from stagelens.figures import THEORY, line_style, panels, title_of
 from stagelens_rich.claims.measures import BASE, VARIABLES
 from stagelens_rich.flow import solved_times
 
 
 def first_layer(run: Run) -> Figure:
     """Draws p(1,1) and the attention to the previous token in Training Stage I."""
-    figure, (axes,) = panels(
-        1, 2, f"{run.manifest.task}, seed {run.manifest.seed}: the first layer (Lemma 2)", size=(4.0, 3.0)
-    )
+    figure, (axes,) = panels(1, 2, f"{title_of(run)}: the first layer (Lemma 2)", size=(4.0, 3.0))
     labels = (("p_first", "p(1,1)"), ("previous_token", "attention to s - 1, at s = L"))
     for axis, (name, label) in zip(axes, labels, strict=True):
         t, values = run.timeline.scalar(name)
@@ -31,11 +29,7 @@ def scaling(run: Run) -> Figure:
     config = run.experiment.config
     base = {key: getattr(config, key) for key in (*BASE, "tokens", "system")}
     figure, (axes,) = panels(
-        1,
-        4,
-        f"{run.manifest.task}, seed {run.manifest.seed}: the length of the plateau (Theorem 4)",
-        size=(2.75, 3.2),
-        sharey=True,
+        1, 4, f"{title_of(run)}: the length of the plateau (Theorem 4)", size=(2.75, 3.2), sharey=True
     )
     for axis, (key, variable) in zip(axes, VARIABLES.items(), strict=True):
         times = [solved_times(**{**base, key: value}) for value in variable.grid]

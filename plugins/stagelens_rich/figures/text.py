@@ -9,7 +9,7 @@ from matplotlib.figure import Figure
 
 from stagelens import Run
 from stagelens.claims import Lab
-from stagelens.figures import draw_predictions, grid, headline, line_style
+from stagelens.figures import draw_predictions, grid, headline, line_style, title_of
 from stagelens_rich.claims.measures import half_time
 from stagelens_rich.data.corpus import WIKITEXT
 from stagelens_rich.tasks.text import WIKITEXT_WORDS
@@ -39,9 +39,7 @@ def positions_first(run: Run) -> Figure | None:
     for axis, (name, label) in zip(norms, NORMS.items(), strict=True):
         _draw_norm(axis, timeline, name, label)
     axes[-1, 0].set_xlabel("training step")
-    headline(
-        figure, f"{run.manifest.task}, seed {run.manifest.seed}: positions are learned before dot products (Fig. 2)"
-    )
+    headline(figure, f"{title_of(run)}: positions are learned before dot products (Fig. 2)")
     return figure
 
 

@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 
 from stagelens import Run
 from stagelens.experiments import eval_batch, trained
-from stagelens.figures import THEORY, draw_levels, levels_of, line_style, panels
+from stagelens.figures import THEORY, draw_levels, levels_of, line_style, panels, title_of
 from stagelens_rich.config import RATES
 from stagelens_rich.flow import RichFlow
 from stagelens_rich.tasks.toy import PARTS, HighDim, RichToy, second_layer
@@ -29,9 +29,7 @@ def visible(losses: Any) -> Any:
 def phases(run: Run) -> Figure:
     """Draws the losses and parameters of the second layer in Stage II, with the flow and Theorem 4's times."""
     task = run.experiment
-    figure, ((losses, grown),) = panels(
-        1, 2, f"{run.manifest.task}, seed {run.manifest.seed}: four phases ({_source(task)})", size=(5.0, 3.4)
-    )
+    figure, ((losses, grown),) = panels(1, 2, f"{title_of(run)}: four phases ({_source(task)})", size=(5.0, 3.4))
     start = getattr(task.config, "first_steps", 0)
     inside = run.timeline.steps >= start
     steps = run.timeline.steps[inside] - start
@@ -90,13 +88,7 @@ def optimizers(run: Run) -> Figure:
         name: [run.timeline.scalar(part) for part in PARTS] if name == own else _retrained(task, name)
         for name in OPTIMIZERS
     }
-    figure, (axes,) = panels(
-        1,
-        2,
-        f"{run.manifest.task}, seed {run.manifest.seed}: D = {task.config.D} (Fig. 4)",
-        size=(4.5, 3.3),
-        sharey=True,
-    )
+    figure, (axes,) = panels(1, 2, f"{title_of(run)}: D = {task.config.D} (Fig. 4)", size=(4.5, 3.3), sharey=True)
     for axis, (name, title) in zip(axes, OPTIMIZERS.items(), strict=True):
         for index, (part, (steps, values)) in enumerate(zip(PARTS, curves[name], strict=True), start=1):
             axis.plot(steps, visible(values), label=LOSSES[part], **line_style(index))

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import cached_property
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from stagelens import Prediction, Schedule, Task, TrainingPhase
-from stagelens.experiments import Config
 from stagelens.models import HookedRootModule
 from stagelens_rich.config import TextConfig
 from stagelens_rich.data.corpus import WIKITEXT, Corpus, load_corpus, stretches
@@ -33,8 +32,8 @@ class Text(Task):
 
     id = "rich/text"
     title = "a two-layer transformer with learnable ALiBi slopes on natural language"
-    Config: ClassVar[type[Config]] = TextConfig
-    presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {
+    Config = TextConfig
+    presets = {
         "quick": {"steps": 800, "batch_size": 16, "lr": 0.4, "eval_size": 64},
         "paper": {
             "corpus": WIKITEXT,
@@ -49,13 +48,13 @@ class Text(Task):
             "eval_size": 32,
         },
     }
-    sources: ClassVar[Mapping[str, Sequence[str]]] = {
+    sources = {
         "B.1": ("corpus", "vocab", "L", "D", "W", "sigma_init", "batch_size", "lr"),
         "B.1: 1,500 epochs": ("steps",),
         "section 2: R_ij = -infinity for i <= j": ("own_token",),
         "ours": ("eval_size",),
     }
-    probes: ClassVar[Sequence[str]] = ("position_norms",)
+    probes = ("position_norms",)
 
     @cached_property
     def corpus(self) -> Corpus:

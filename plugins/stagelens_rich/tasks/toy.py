@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 import torch
@@ -13,7 +13,7 @@ from torch import Tensor
 
 from stagelens import Group, Prediction, Schedule, Task, Timeline, TrainingPhase
 from stagelens.base import generator
-from stagelens.experiments import Batch, Config, FixedBatch, Floats, integrate
+from stagelens.experiments import Batch, FixedBatch, Floats, integrate
 from stagelens_rich import theory
 from stagelens_rich.config import HighDimConfig, RichFlowConfig, RichToyConfig
 from stagelens_rich.data.toy import INDUCTION_TARGET, mixed_groups, sample_tokens
@@ -47,7 +47,7 @@ class LayerwiseSchedule(Schedule):
 class Mixed(Task):
     """The base of both tasks: the mixed target, the square loss in its two parts, and the balance law."""
 
-    metric: ClassVar[str] = "induction_decades"
+    metric = "induction_decades"
 
     def parts(self, output: Tensor, batch: Tensor) -> Tensor:
         """Returns L_G4 and L_IH2, [2], of the model's output [n, 2, D] on tokens [n, L, D]."""
@@ -82,17 +82,15 @@ class RichToy(Mixed):
 
     id = "rich/toy"
     title = "six parameters learn a 4-gram first and an induction head after a plateau; layerwise, online SGD"
-    Config: ClassVar[type[Config]] = RichToyConfig
-    presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {
+    Config = RichToyConfig
+    presets = {
         "quick": {},
         "paper": {"steps": 200_000, "first_steps": 100_000, "batch_size": 1000, "lr": 0.1, "first_lr": 0.1},
     }
-    sources: ClassVar[Mapping[str, Sequence[str]]] = {
+    sources = {
         "B.1": ("L", "alpha_star", "w_star", "sigma_init", "steps", "first_steps", "batch_size", "lr", "first_lr")
     }
-    without: ClassVar[Mapping[str, str]] = {
-        "qk_alignment": "keys and queries are single numbers, which have one component by definition"
-    }
+    without = {"qk_alignment": "keys and queries are single numbers, which have one component by definition"}
 
     def build_model(self) -> MixedTransformer:
         c = self.config
@@ -165,13 +163,13 @@ class HighDim(Mixed):
 
     id = "rich/high-dim"
     title = "the same with tokens of 100 dimensions, by gradient descent or Adam"
-    Config: ClassVar[type[Config]] = HighDimConfig
-    presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {
+    Config = HighDimConfig
+    presets = {
         "quick": {},
         "paper": {"steps": 100_000, "exact": False, "weights": "vector"},
         "fig4": {},
     }
-    sources: ClassVar[Mapping[str, Sequence[str]]] = {
+    sources = {
         "B.3": ("D", "w_star", "sigma_init", "lr"),
         "B.3, which prints W_K, W_Q in R^D": ("weights",),
         "B.1": ("L", "alpha_star", "steps", "batch_size", "exact"),

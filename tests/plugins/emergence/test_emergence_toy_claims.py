@@ -129,9 +129,9 @@ def test_probes_are_registered_as_they_are():
 def test_the_readme_has_a_command_for_each_figure():
     text = (Path(stagelens_emergence.__file__).parent / "README.md").read_text(encoding="utf-8")
     named = re.findall(r"`stagelens figure emergence (fig\d+)`", text)
-    assert [f"fig{number}" for number in range(1, 18)] == [ref.name for ref in stagelens_emergence.FIGURES]
-    assert {ref.name for ref in stagelens_emergence.FIGURES} == set(named)
-    assert all(ref.paper and ref.claims for ref in stagelens_emergence.FIGURES)
+    assert [f"fig{number}" for number in range(1, 18)] == [ref.name for ref in stagelens_emergence.plugin.figures]
+    assert {ref.name for ref in stagelens_emergence.plugin.figures} == set(named)
+    assert all(ref.paper and ref.claims for ref in stagelens_emergence.plugin.figures)
 
 
 def test_the_part_of_w_across_the_target_delays_the_drop_as_in_descent():

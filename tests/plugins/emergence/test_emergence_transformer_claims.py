@@ -18,7 +18,7 @@ from stagelens.runs import Run
 from stagelens.runs.manifest import Manifest
 from stagelens.runs.store import Store
 from stagelens.timelines.timeline import pack
-from stagelens_emergence import FIGURES
+from stagelens_emergence import plugin
 from stagelens_emergence.claims import measures, recall, regression
 from stagelens_emergence.claims.measures import plateau_of
 from stagelens_emergence.claims.regression import Data, label
@@ -267,7 +267,7 @@ def test_figures_have_a_line_for_each_value(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "ref", [ref for ref in FIGURES if "transformers:" in str(ref.target)], ids=lambda ref: ref.name
+    "ref", [ref for ref in plugin.figures if "transformers:" in str(ref.target)], ids=lambda ref: ref.name
 )
 def test_a_registered_figure_is_drawn_from_the_runs_of_the_claims(ref, shelf):
     figure = ref.load()(shelf)

@@ -13,7 +13,7 @@ from stagelens.claims.verifying import choose, verify_claim
 from stagelens.host.host import make_host
 from stagelens.timelines.reading import Reading
 from stagelens.timelines.timeline import Timeline, pack
-from stagelens_markov import CLAIMS
+from stagelens_markov import plugin
 from stagelens_markov.claims import flow as claims_of_the_flow, measures, trained as claims
 
 STEPS = np.arange(0, 1001, 5)
@@ -232,7 +232,7 @@ def test_every_claim_runs_from_training_to_verdict(tmp_path, monkeypatch):
     monkeypatch.setattr(claims.DatasetSize, "sizes", {"quick": {8: {}, 16: {}}})
     reversed_order = {"quick": claims.ReversedOrder.small}
     monkeypatch.setattr(claims.ReversedOrder, "changes", dict.fromkeys((claims.MINIMAL, claims.FULL), reversed_order))
-    trained = [ref.id for ref in CLAIMS if ".trained:" in ref.target]
+    trained = [ref.id for ref in plugin.claims if ".trained:" in ref.target]
     host = make_host()
     results = [verify_claim(chosen, Lab(host, tmp_path), seeds=1) for chosen in choose(host, claims=trained)]
     assert {result.id: result.error for result in results} == dict.fromkeys(trained, "")
@@ -246,7 +246,7 @@ def test_every_claim_runs_from_training_to_verdict(tmp_path, monkeypatch):
 
 
 def test_references_agree_with_the_classes():
-    for ref in CLAIMS:
+    for ref in plugin.claims:
         claim = ref.load()
         assert (claim.id, claim.title) == (ref.id, ref.title)
         assert claim.reference

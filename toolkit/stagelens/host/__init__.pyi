@@ -7,3 +7,4 @@ from .references import (
     TaskRef as TaskRef,
     importing as importing,
 )
+from .registration import Registration as Registration

@@ -15,6 +15,7 @@ from stagelens import hookspecs
 from stagelens.base import UsageError, unknown
 from stagelens.host import discovery
 from stagelens.host.references import ClaimRef, FigureRef, ProbeRef, TaskRef
+from stagelens.host.registration import Registration
 
 
 @dataclass(frozen=True)
@@ -202,15 +203,17 @@ class Host:
     def _collect(self, name: str, plugin: Any) -> None:
         """Registers the tasks, probes, claims and figures of one plugin. If one of them is wrong, registers none."""
         others = [other for other in self.manager.get_plugins() if other is not plugin]
+        table = getattr(plugin, "plugin", None)
 
-        def ask(hook: str) -> list[Any]:
-            caller = self.manager.subset_hook_caller(hook, remove_plugins=others)
-            return [item for items in caller() for item in items]
+        def ask(kind: str) -> list[Any]:
+            caller = self.manager.subset_hook_caller(f"stagelens_register_{kind}", remove_plugins=others)
+            own = getattr(table, kind) if isinstance(table, Registration) else []
+            return [*own, *(item for items in caller() for item in items)]
 
-        tasks = [t if isinstance(t, TaskRef) else TaskRef.of(t) for t in ask("stagelens_register_tasks")]
-        probes = [p if isinstance(p, ProbeRef) else ProbeRef.of(p) for p in ask("stagelens_register_probes")]
-        claims = [c if isinstance(c, ClaimRef) else ClaimRef.of(c) for c in ask("stagelens_register_claims")]
-        figures = ask("stagelens_register_figures")
+        tasks = [t if isinstance(t, TaskRef) else TaskRef.of(t) for t in ask("tasks")]
+        probes = [p if isinstance(p, ProbeRef) else ProbeRef.of(p) for p in ask("probes")]
+        claims = [c if isinstance(c, ClaimRef) else ClaimRef.of(c) for c in ask("claims")]
+        figures = ask("figures")
         self.tasks.check([task.id for task in tasks], name)
         self.probes.check([probe.name for probe in probes], name)
         self.claims.check([claim.id for claim in claims], name)
@@ -269,14 +272,14 @@ def _definition(function: Any) -> str:
 
 
 def _culprit(error: BaseException) -> str:
-    """Returns `file:line` of the innermost frame outside of this room, pluggy and the import machinery."""
+    """Returns `file:line` of the innermost frame in a file outside of this room, pluggy and the import machinery."""
     if isinstance(error, SyntaxError) and error.filename:
         return f"{error.filename}:{error.lineno}"
     if isinstance(error, pluggy.PluginValidationError) and (hook := re.search(r"hook '(\w+)'", str(error))):
         return _definition(getattr(error.plugin, hook[1]))
     here = str(Path(__file__).parent)
     frames = traceback.extract_tb(error.__traceback__)
-    foreign = [f for f in frames if not f.filename.startswith((here, "<frozen")) and "importlib" not in f.filename]
+    foreign = [f for f in frames if not f.filename.startswith((here, "<")) and "importlib" not in f.filename]
     foreign = [f for f in foreign if "pluggy" not in Path(f.filename).parts]
     return f"{foreign[-1].filename}:{foreign[-1].lineno}" if foreign else ""
 

@@ -34,13 +34,18 @@ class Probe(ABC):
 
     name: ClassVar[str]
     title: ClassVar[str] = ""
-    gives: ClassVar[tuple[str, ...]] = ()  # names of the readings
     described: ClassVar[Mapping[str, ReadingInfo]] = {}  # what each reading means, for `stagelens probes PROBE`
+    gives: ClassVar[tuple[str, ...]] = ()  # names of the readings; unless given, those of `described`
     hooks: ClassVar[tuple[str, ...]] = ()  # full hook names, or names within a block, meaning every block's
     passes: ClassVar[str] = "0"  # forward passes beyond the shared one, as a person would say it
     default: ClassVar[bool] = True
     samples: ClassVar[bool] = False  # reads patterns at `context.read_queries` alone, in blocks, which it can `join`
     stacks: ClassVar[bool] = False  # only tensor operations, which `torch.vmap` can do for several seeds at once
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        if "described" in vars(cls) and "gives" not in vars(cls):
+            cls.gives = tuple(cls.described)
 
     def __init__(self) -> None:
         self.state: dict[str, Tensor] = {}

@@ -1,30 +1,19 @@
 """Modular addition: memorized first, understood later."""
 
-from __future__ import annotations
+from stagelens import Registration
 
-from stagelens import ProbeRef, TaskRef, hookimpl
+plugin = Registration(__name__)
 
+plugin.task(
+    "grokking/addition",
+    "tasks:Addition",
+    "addition modulo p: the training set is memorized long before the rest is known",
+)
 
-@hookimpl
-def stagelens_register_tasks() -> list[TaskRef]:
-    return [
-        TaskRef(
-            "grokking/addition",
-            "addition modulo p: the training set is memorized long before the rest is known",
-            ("quick", "paper"),
-            "stagelens_grokking.tasks:Addition",
-        )
-    ]
-
-
-@hookimpl
-def stagelens_register_probes() -> list[ProbeRef]:
-    return [
-        ProbeRef(
-            "fourier",
-            "how the embedding of the numbers spreads over the frequencies of the cyclic group",
-            ("power", "concentration"),
-            "stagelens_grokking.probes:Fourier",
-            default=False,
-        )
-    ]
+plugin.probe(
+    "fourier",
+    "probes:Fourier",
+    "how the embedding of the numbers spreads over the frequencies of the cyclic group",
+    ("power", "concentration"),
+    default=False,
+)

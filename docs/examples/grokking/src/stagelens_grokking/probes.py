@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from typing import Any, ClassVar
+from collections.abc import Iterable
+from typing import Any
 
 import torch
 from stagelens import Probe, Reading
@@ -22,8 +22,7 @@ class Fourier(Probe):
 
     name = "fourier"
     title = "how the embedding of the numbers spreads over the frequencies of the cyclic group"
-    gives = ("power", "concentration")
-    described: ClassVar[Mapping[str, ReadingInfo]] = {
+    described = {
         "power": ReadingInfo("fraction of the squared norm in each frequency", ("frequency",), "fraction", 0, 1),
         "concentration": ReadingInfo("sum of the three largest", (), "fraction", 0, 1, "about 6 / p"),
     }

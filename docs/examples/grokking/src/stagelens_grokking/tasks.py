@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar
+from collections.abc import Sequence
+from typing import Any
 
 import torch
 from stagelens import Prediction, Task
@@ -24,7 +24,7 @@ class Addition(Task):
     id = "grokking/addition"
     title = "addition modulo p: the training set is memorized long before the rest is known"
     Config = AdditionConfig
-    presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {
+    presets = {
         "quick": {},
         "paper": {
             "p": 113,
@@ -36,7 +36,7 @@ class Addition(Task):
             "steps": 25000,
         },
     }
-    probes: ClassVar[Sequence[str]] = ("fourier",)
+    probes = ("fourier",)
 
     def __init__(self, config: Any, seed: int = 0) -> None:
         super().__init__(config, seed)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from matplotlib.figure import Figure
@@ -29,8 +29,8 @@ class Chains(Task):
     id = "statistical-induction/chains"
     title = "every sequence is a Markov chain of its own, which the model learns in context"
     Config = ChainsConfig
-    stages: ClassVar[Mapping[str, Any]] = {"min_drop": 0.05}  # the first steps fluctuate
-    presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {
+    stages = {"min_drop": 0.05}  # the first steps fluctuate
+    presets = {
         "quick": {},
         "paper": {"length": 100, "heads": 1, "d_model": 16, "steps": 20000, "lr": 0.0003},
     }

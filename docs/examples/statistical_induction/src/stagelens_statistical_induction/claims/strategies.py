@@ -13,8 +13,7 @@ TASK = "statistical-induction/chains"
 
 
 class UnigramsFirst(Claim):
-    id = "SI1"
-    title = "the model predicts from unigram counts before it predicts from bigram counts"
+    id, title = "SI1", "the model predicts from unigram counts before it predicts from bigram counts"
     reference = "Fig. 2"
 
     def checks(self, lab: Lab) -> Iterable[Check]:
@@ -25,8 +24,7 @@ class UnigramsFirst(Claim):
 
 
 class TwoLayerCircuit(Claim):
-    id = "SI2"
-    title = "a head of layer 0 attends to the previous token, a head of layer 1 to what followed this token"
+    id, title = "SI2", "a head of layer 0 attends to the previous token, a head of layer 1 to what followed this token"
     reference = "Fig. 3"
 
     def checks(self, lab: Lab) -> Iterable[Check]:
