@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from stagelens.cli import output
-from stagelens.cli.completing import complete_series
+from stagelens.cli.completing import complete_align, complete_series
 from stagelens.cli.options import Json, RunArguments, Runs
 
 if TYPE_CHECKING:
@@ -28,7 +28,9 @@ def compare(
             autocompletion=complete_series,
         ),
     ] = None,
-    align: Annotated[str, typer.Option(help="The common axis: step, fraction, loss or stage.")] = "step",
+    align: Annotated[
+        str, typer.Option(help="The common axis: step, fraction, loss or stage.", autocompletion=complete_align)
+    ] = "step",
     relative: Annotated[
         bool, typer.Option("--relative", help="Rescale each curve to its own range, for losses of different tasks.")
     ] = False,

@@ -47,10 +47,7 @@ def first_measurement(experiment: Experiment, plan: SweepPlan) -> tuple[Timeline
     The later ones are the readings of probes that apply, without those that were measured or omitted.
     """
     if isinstance(experiment, Flow):
-        state = experiment.initial()
-        readings = list(experiment.observables(0.0, state))
-        readings += _of_series(experiment, state)
-        return Timeline([pack(0.0, readings)]), set()
+        return flow_at_start(experiment), set()
     assert isinstance(experiment, Task)
     from stagelens.base import resolve_device
     from stagelens.experiments import Training, eval_batch
@@ -67,6 +64,12 @@ def first_measurement(experiment: Experiment, plan: SweepPlan) -> tuple[Timeline
     applying = [name for name in names if name not in recorder.skipped and name not in recorder.problems]
     every = {f"{name}/{reading}" for name in applying for reading in plan.host.probes[name].readings}
     return timeline, every - {*timeline, *recorder.skipped}
+
+
+def flow_at_start(flow: Flow) -> Timeline:
+    """Returns what `flow` records of its initial state, which has every series that it will have."""
+    state = flow.initial()
+    return Timeline([pack(0.0, [*flow.observables(0.0, state), *_of_series(flow, state)])])
 
 
 def _of_series(flow: Flow, state: Any) -> list[Any]:
