@@ -131,6 +131,16 @@ def test_a_probe_means_all_of_its_series(runs):
     assert [series.name for series in sl.compare(["seed0"], "all", folder=runs).series] == ["loss", "s/entropy"]
 
 
+def test_a_probe_with_elements_means_its_series_that_have_them(tmp_path):
+    by_head = (np.ones((len(STEPS), 3)), ("head",))
+    series = {"loss": STEPS, "s/mass": by_head, "s/total": STEPS, "s/low": by_head}
+    write_run(tmp_path, "a", series)
+    found = sl.compare(["a"], ["s[head=2]"], folder=tmp_path).series
+    assert [one.name for one in found] == ["s/mass[head=2]", "s/low[head=2]"]
+    with pytest.raises(UsageError, match="unknown dim 'group'; known: head; of 's/mass'"):
+        sl.compare(["a"], ["s[group=2]"], folder=tmp_path)
+
+
 def test_labels_are_compared_by_the_most_common_one(tmp_path):
     codes = np.zeros((len(STEPS), 3))
     codes[100:, :2] = 1

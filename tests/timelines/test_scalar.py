@@ -53,6 +53,13 @@ def test_a_dim_that_is_given_twice_is_refused(name):
             read(name)
 
 
+@pytest.mark.parametrize("name", ["p/r[layer=0", "p/r layer=0]", "mean(p/r[layer=0)", "[layer=0]"])
+def test_wrong_brackets_are_shown_the_right_form(name):
+    for read in (TIMELINE.scalar, TIMELINE.__getitem__):
+        with pytest.raises(UsageError, match=r"the brackets are wrong; expected .*PROBE/READING\[layer=1,head=0\]"):
+            read(name)
+
+
 def test_a_series_without_dims_has_no_elements():
     line = sl.Timeline([pack(step, [sl.Reading("loss", 1.0 - step)]) for step in range(3)])
     for read in (line.scalar, line.__getitem__):

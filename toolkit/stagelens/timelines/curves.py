@@ -33,6 +33,7 @@ AVERAGED = ("layer", "head", "position", "query", "key")  # dims that one number
 LISTED = 12  # curves that an error lists
 NAMED = re.compile(r"(?P<series>[^\[\]]+)\[(?P<place>.*)\]")
 MEAN = re.compile(r"mean\((?P<inside>.+)\)")
+FORM = "PROBE/READING[layer=1,head=0]"
 EACH = "*"  # instead of a label: one curve for each element of the dim
 
 
@@ -155,8 +156,11 @@ def curve_name(text: str, known: Container[str] = ()) -> CurveName:
         return CurveName(text)
     if mean := MEAN.fullmatch(text):
         return replace(curve_name(mean["inside"], known), is_mean=True)
-    found = NAMED.fullmatch(text)
-    return CurveName(found["series"].strip(), parse_place(found["place"], text)) if found else CurveName(text)
+    if not (found := NAMED.fullmatch(text)):
+        if "[" in text or "]" in text:
+            raise UsageError(f"series {text!r}: the brackets are wrong; expected a name such as loss or {FORM}")
+        return CurveName(text)
+    return CurveName(found["series"].strip(), parse_place(found["place"], text))
 
 
 def picked(timeline: Timeline, text: str) -> xarray.DataArray:
