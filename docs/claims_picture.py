@@ -64,7 +64,7 @@ def _cell(axes: Axes, x: float, y: float, quick: dict[str, Any], long: dict[str,
     axes.text(x + 0.04, y - 0.39, quick["id"], fontsize=7.5, weight="bold", va="top", bbox=box)
     word = f"long: {long['verdict']}" if long else "long: not yet"
     axes.text(x + 0.04, bottom - BAND / 2, word, fontsize=6, va="center", bbox=_behind(long["verdict"] if long else ""))
-    title = "\n".join(textwrap.wrap(quick["title"], 23, max_lines=3, placeholder=" …"))
+    title = "\n".join(textwrap.wrap(quick["title"], 21, max_lines=3, placeholder=" …"))
     axes.text(x + 0.04, y - 0.17, title, fontsize=6, va="top", linespacing=1.1, bbox=box)
 
 
