@@ -84,7 +84,7 @@ def test_a_figure_explains_its_lines_and_has_the_axes_that_are_asked_for(runs, t
     assert comparison.figure().axes[0].get_yscale() == "linear"
     by_loss = sl.compare(["seed0", "other"], align="loss", folder=runs).figure()
     assert "a straight line: it is the axis" in by_loss.axes[0].get_ylabel()
-    with pytest.raises(UsageError, match=r"--logx and --logy are for png and svg figures, and '.*html' was given"):
+    with pytest.raises(UsageError, match=r"--logx and --logy are for png, svg and pdf figures, and '.*html' was given"):
         comparison.save(tmp_path / "a.html", logy=True)
 
 
@@ -238,12 +238,19 @@ def test_timelines_of_ones_own_loop_can_be_compared():
     assert [curve.x[-1] for curve in comparison.curves] == [2, 2]
 
 
-@pytest.mark.parametrize("ending", ["png", "svg", "html", "csv", "json"])
+@pytest.mark.parametrize("ending", ["png", "svg", "pdf", "html", "csv", "json"])
 def test_every_format_is_written(runs, tmp_path, ending):
     path = sl.compare(["seed0", "seed1"], ["loss", "s"], "stage", folder=runs).save(tmp_path / f"x.{ending}")
     start = path.read_bytes()[:100]
     assert start.startswith(
-        {"png": b"\x89PNG", "svg": b"<?xml", "html": b"<!doctype html>", "csv": b"group,task", "json": b"{"}[ending]
+        {
+            "png": b"\x89PNG",
+            "svg": b"<?xml",
+            "pdf": b"%PDF",
+            "html": b"<!doctype html>",
+            "csv": b"group,task",
+            "json": b"{",
+        }[ending]
     )
     assert [file.name for file in tmp_path.glob(".*part")] == []
 
@@ -305,5 +312,5 @@ def test_an_empty_run_is_reported(tmp_path):
 
 
 def test_an_unknown_ending_is_reported_with_the_known_ones(runs, tmp_path):
-    with pytest.raises(UsageError, match=r"'\.pdf', expected \.png, \.svg, \.html, \.csv, \.json"):
-        sl.compare(["seed0"], folder=runs).save(tmp_path / "x.pdf")
+    with pytest.raises(UsageError, match=r"'\.pfd', expected \.png, \.svg, \.pdf, \.html, \.csv, \.json"):
+        sl.compare(["seed0"], folder=runs).save(tmp_path / "x.pfd")

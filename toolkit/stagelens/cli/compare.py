@@ -34,11 +34,11 @@ def compare(
     relative: Annotated[
         bool, typer.Option("--relative", help="Rescale each curve to its own range, for losses of different tasks.")
     ] = False,
-    logx: Annotated[bool, typer.Option("--logx", help="Draw a logarithmic x axis (png, svg).")] = False,
-    logy: Annotated[bool, typer.Option("--logy", help="Draw logarithmic y axes (png, svg).")] = False,
+    logx: Annotated[bool, typer.Option("--logx", help="Draw a logarithmic x axis (png, svg, pdf).")] = False,
+    logy: Annotated[bool, typer.Option("--logy", help="Draw logarithmic y axes (png, svg, pdf).")] = False,
     to: Annotated[
         Path | None,
-        typer.Option("-o", "--output", metavar="FILE", help="Write a figure or table: png, svg, html, csv, json."),
+        typer.Option("-o", "--output", metavar="FILE", help="Write a figure or table: png, svg, pdf, html, csv, json."),
     ] = None,
     runs: Runs = None,
     json: Json = False,

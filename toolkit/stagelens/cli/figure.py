@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from stagelens.claims import ChosenFigure
     from stagelens.host import Host
 
-ENDINGS = (".png", ".svg")
+ENDINGS = (".png", ".svg", ".pdf")
 
 
 def figure(
@@ -35,7 +35,7 @@ def figure(
     ] = None,
     to: Annotated[
         Path,
-        typer.Option("-o", "--output", metavar="DIR", help="The directory to write to, or a .png or .svg file."),
+        typer.Option("-o", "--output", metavar="DIR", help="The directory to write to, or a .png, .svg or .pdf file."),
     ] = Path(),
     budget: Annotated[
         str,
