@@ -10,6 +10,7 @@ import os
 import shlex
 from collections.abc import Callable, Iterable
 from functools import wraps
+from importlib import import_module
 from typing import TYPE_CHECKING
 
 import typer
@@ -23,6 +24,7 @@ Complete = Callable[[typer.Context, str], list[str]]
 METRICS = ("loss", "train_loss")  # series that every training has
 MEASURES = ("plateau_length", "transition1", "stages", "plateaus", "transitions")
 DEVICES = ("auto", "cpu", "cuda", "mps")
+FORMATS = ("parquet", "netcdf", "csv")  # of `stagelens export`
 
 
 def _completion(found: Callable[[typer.Context, str], Iterable[str]]) -> Complete:
@@ -175,7 +177,7 @@ def complete_measure(context: typer.Context, incomplete: str) -> Iterable[str]:
     if flow is None:
         series, events = _readings(_host(context)), []
     else:
-        from stagelens.sweeps.checking import flow_at_start
+        from stagelens.sweeps import flow_at_start
         from stagelens.timelines import element_names
 
         start = flow_at_start(flow)
@@ -185,44 +187,24 @@ def complete_measure(context: typer.Context, incomplete: str) -> Iterable[str]:
     return [*MEASURES, *series, *events, *(f"plateau_length:{name}" for name in series)]
 
 
-@_completion
-def complete_align(context: typer.Context, incomplete: str) -> Iterable[str]:  # noqa: ARG001
-    from stagelens.comparing import ALIGNMENTS
+def _choices(where: str) -> Complete:
+    """Returns a completion of the names in `module:name`. The module is imported when a shell asks."""
+    module, _, name = where.partition(":")
 
-    return ALIGNMENTS
+    @_completion
+    def choices(context: typer.Context, incomplete: str) -> Iterable[str]:  # noqa: ARG001
+        names: Iterable[str] = getattr(import_module(module), name)
+        return names
 
-
-@_completion
-def complete_budget(context: typer.Context, incomplete: str) -> Iterable[str]:  # noqa: ARG001
-    from stagelens.claims import BUDGETS
-
-    return BUDGETS
+    return choices
 
 
-@_completion
-def complete_device(context: typer.Context, incomplete: str) -> Iterable[str]:  # noqa: ARG001
-    return DEVICES
-
-
-@_completion
-def complete_executor(context: typer.Context, incomplete: str) -> Iterable[str]:  # noqa: ARG001
-    from stagelens.sweeps.executors import EXECUTORS
-
-    return EXECUTORS
-
-
-@_completion
-def complete_format(context: typer.Context, incomplete: str) -> Iterable[str]:  # noqa: ARG001
-    from stagelens.timelines.exporting import ENDINGS
-
-    return ENDINGS
-
-
-@_completion
-def complete_results(context: typer.Context, incomplete: str) -> Iterable[str]:  # noqa: ARG001
-    from stagelens.sweeps.executors.on_ray import RESULTS
-
-    return RESULTS
+complete_align = _choices("stagelens.comparing:ALIGNMENTS")
+complete_budget = _choices("stagelens.claims:BUDGETS")
+complete_device = _choices(f"{__name__}:DEVICES")
+complete_executor = _choices("stagelens.sweeps.executors:EXECUTORS")
+complete_format = _choices(f"{__name__}:FORMATS")
+complete_results = _choices("stagelens.sweeps.executors.on_ray:RESULTS")
 
 
 def _keys(context: typer.Context) -> Iterable[str]:
@@ -237,7 +219,7 @@ def _flow(context: typer.Context) -> Flow | None:
     if not issubclass(kind, Flow):
         return None
     preset = _typed(context)[1].get("--preset", "quick")
-    return kind(make_config(kind.Config, kind.presets, preset, {}), 0)
+    return kind(make_config(kind.Config, kind.presets, preset, []), 0)
 
 
 def _readings(host: Host) -> list[str]:
