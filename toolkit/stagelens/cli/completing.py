@@ -208,7 +208,7 @@ complete_results = _choices("stagelens.sweeps.executors.on_ray:RESULTS")
 
 
 def _keys(context: typer.Context) -> Iterable[str]:
-    return _task(context).load().Config.model_fields
+    return list(_task(context).load().Config.model_fields)
 
 
 def _flow(context: typer.Context) -> Flow | None:
