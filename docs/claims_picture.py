@@ -6,6 +6,7 @@ The upper part of a cell has the verdict of the budget quick, the band at its bo
 from __future__ import annotations
 
 import textwrap
+from math import ceil
 from pathlib import Path
 from typing import Any
 
@@ -24,18 +25,21 @@ FACES: dict[str, dict[str, Any]] = {
     "error": {"facecolor": "white", "hatch": "xxxx"},
 }
 BAND = 0.17  # height of the band, of a cell of height 0.9
+COLUMNS = 7  # a README is about 880 pixels wide; the text of more cells in a row could not be read there
 
 
 def picture(quick: dict[str, list[dict[str, Any]]], long: dict[str, dict[str, Any]]) -> Figure:
-    """Returns the figure: one row for each plugin, one cell for each claim with its ID, title and two verdicts."""
-    columns = max(map(len, quick.values()))
+    """Returns the figure: one cell for each claim with its ID, title and two verdicts; each plugin begins a row."""
+    rows = sum(ceil(len(claims) / COLUMNS) for claims in quick.values())
     with styled():
-        figure = Figure(figsize=(0.95 * columns + 1.1, 0.7 * len(quick) + 0.4))
+        figure = Figure(figsize=(1.15 * COLUMNS + 1.1, 0.78 * rows + 0.45))
         axes = figure.subplots()
-        for y, (plugin, claims) in enumerate(quick.items()):
-            axes.text(-0.1, y, plugin, ha="right", va="center")
-            for x, claim in enumerate(claims):
-                _cell(axes, x, y, claim, long[plugin].get(claim["id"]))
+        top = 0
+        for plugin, claims in quick.items():
+            axes.text(-0.1, top, plugin, ha="right", va="center")
+            for number, claim in enumerate(claims):
+                _cell(axes, number % COLUMNS, top + number // COLUMNS, claim, long[plugin].get(claim["id"]))
+            top += ceil(len(claims) / COLUMNS)
         every = {
             "quick": [claim["verdict"] for claims in quick.values() for claim in claims],
             "long": [claim["verdict"] for claims in long.values() for claim in claims.values()],
@@ -45,8 +49,8 @@ def picture(quick: dict[str, list[dict[str, Any]]], long: dict[str, dict[str, An
             if any(counts.values()):
                 label = f"{verdict}: {counts['quick']} quick, {counts['long']} long"
                 axes.add_patch(Rectangle((0, -9), 1, 1, ec="0.4", label=label, **face))
-        axes.legend(loc="upper left", bbox_to_anchor=(0.075, 1.09), ncols=len(FACES), borderaxespad=0, handlelength=1.4)
-        axes.set(xlim=(-1.15, columns), ylim=(len(quick) - 0.5, -0.5))
+        axes.legend(loc="upper left", bbox_to_anchor=(0.11, 1.05), ncols=len(FACES), borderaxespad=0, handlelength=1.4)
+        axes.set(xlim=(-0.95, COLUMNS), ylim=(rows - 0.5, -0.5))
         axes.set_axis_off()
     return figure
 
@@ -57,13 +61,11 @@ def _cell(axes: Axes, x: float, y: float, quick: dict[str, Any], long: dict[str,
     face = FACES[long["verdict"]] if long else {"facecolor": "white"}
     axes.add_patch(Rectangle((x, bottom - BAND), 0.94, BAND, lw=0.5, ec="0.4", **face))
     box = _behind(quick["verdict"])
-    axes.text(x + 0.04, y - 0.39, quick["id"], fontsize=6.5, weight="bold", va="top", bbox=box)
+    axes.text(x + 0.04, y - 0.39, quick["id"], fontsize=7.5, weight="bold", va="top", bbox=box)
     word = f"long: {long['verdict']}" if long else "long: not yet"
-    axes.text(
-        x + 0.04, bottom - BAND / 2, word, fontsize=4.4, va="center", bbox=_behind(long["verdict"] if long else "")
-    )
+    axes.text(x + 0.04, bottom - BAND / 2, word, fontsize=6, va="center", bbox=_behind(long["verdict"] if long else ""))
     title = "\n".join(textwrap.wrap(quick["title"], 21, max_lines=3, placeholder=" …"))
-    axes.text(x + 0.04, y - 0.17, title, fontsize=4.4, va="top", linespacing=1.1, bbox=box)
+    axes.text(x + 0.04, y - 0.17, title, fontsize=6, va="top", linespacing=1.1, bbox=box)
 
 
 def _behind(verdict: str) -> dict[str, Any] | None:

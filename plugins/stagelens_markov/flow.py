@@ -83,7 +83,7 @@ class RegressionFlow(Flow):
     def observables(self, time: float, state: State) -> Iterable[Reading]:  # noqa: ARG002
         c, v, s = self.config, state["v"], state["s"]
         parts = theory.loss_parts(self.copies * v, s, self.G)
-        heads = {"head": list(range(1, len(v) + 1))}
+        heads = {"head": range(len(v))}
         features = {"feature": list(range(1, c.h + 1))}
         positions = {"position": [*map(str, range(1, c.h + 1)), "rest"]}
         yield Reading("loss", self.loss(v, s) + c.noise / 2)

@@ -72,7 +72,7 @@ class RecallFlow(Flow):
 
     def observables(self, time: float, state: State) -> Iterable[Reading]:  # noqa: ARG002
         order, beta = self.config.order, state["beta"]
-        heads = {"head": list(range(1, len(beta) + 1))}
+        heads = {"head": range(len(beta))}
         if not self.first_jump:
             coordinates = heads | {"token": list(range(1, order + 1))}
             yield Reading("w", state["w"], ("head", "token"), coordinates)

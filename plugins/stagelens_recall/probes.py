@@ -17,8 +17,10 @@ class RecallCircuit(Probe):
     name = "recall_circuit"
     title = "beta and alpha of each head, or the centred identity in each block of Q^T K"
     described = {
-        "beta": ReadingInfo("beta_h of the simplified model", ("recall_head",)),
-        "alpha": ReadingInfo("alpha_h of the simplified model", ("recall_head",), "fraction"),
+        "beta": ReadingInfo("beta_h of the simplified model; recall_head is the paper's h, from 1", ("recall_head",)),
+        "alpha": ReadingInfo(
+            "alpha_h of the simplified model; recall_head is the paper's h, from 1", ("recall_head",), "fraction"
+        ),
         "coefficient": ReadingInfo(
             "coefficient of the centred identity in each block of Q^T K", ("query_slot", "key_slot")
         ),

@@ -95,6 +95,38 @@ def stagelens_register_tasks():
 """
 
 
+MISTAKES = {
+    "tasks": ["markow"],
+    "probes": ["inductoin"],
+    "plugins": ["--no-such-option"],
+    "run": ["markov/minimal", "--set", "stpes=3"],
+    "runs": ["extra"],
+    "show": ["nowhere"],
+    "stages": ["nowhere.csv"],
+    "compare": ["nowhere", "--align", "stagee"],
+    "report": ["nowhere"],
+    "verify": ["markow"],
+    "figure": ["markov", "fig99"],
+    "sweep": ["recall/flow", "--grid", "order=3,4", "--measure", "beta[head=9]", "--dry-run"],
+    "probe": ["nowhere"],
+    "export": ["nowhere", "--format", "xls"],
+    "new-plugin": ["no spaces!"],
+    "doctor": ["extra"],
+}
+
+
+def test_every_command_has_a_mistake_below(cli):
+    listed = re.findall(r"^  ([a-z-]+)  ", cli("--help").out.partition("Commands:")[2], re.MULTILINE)
+    assert sorted(listed) == sorted(MISTAKES)
+
+
+@pytest.mark.parametrize("command", MISTAKES)
+def test_a_mistake_is_one_line_on_stderr_and_nothing_on_stdout(cli, command, tmp_path):
+    answer = cli(command, *MISTAKES[command], "--json")
+    assert answer.code == 2 and answer.complaint  # which fails on more than one line, and on anything on stdout
+    assert list(tmp_path.iterdir()) == []
+
+
 @pytest.mark.skipif(sys.platform == "win32", reason="libc has another name")
 def test_a_process_prints_one_document_also_after_its_end(tmp_path) -> None:
     """The output that C libraries buffer, and output at exit, comes after the command."""

@@ -84,7 +84,7 @@ def test_a_figure_explains_its_lines_and_has_the_axes_that_are_asked_for(runs, t
     assert comparison.figure().axes[0].get_yscale() == "linear"
     by_loss = sl.compare(["seed0", "other"], align="loss", folder=runs).figure()
     assert "a straight line: it is the axis" in by_loss.axes[0].get_ylabel()
-    with pytest.raises(UsageError, match=r"--logx and --logy are for png and svg figures, and '.*html' was given"):
+    with pytest.raises(UsageError, match=r"--logx and --logy are for png, svg and pdf figures, and '.*html' was given"):
         comparison.save(tmp_path / "a.html", logy=True)
 
 
@@ -129,6 +129,16 @@ def test_a_head_that_was_not_measured_is_left_out_of_the_mean(tmp_path):
 def test_a_probe_means_all_of_its_series(runs):
     assert [series.name for series in sl.compare(["seed0"], ["s"], folder=runs).series] == ["s/entropy"]
     assert [series.name for series in sl.compare(["seed0"], "all", folder=runs).series] == ["loss", "s/entropy"]
+
+
+def test_a_probe_with_elements_means_its_series_that_have_them(tmp_path):
+    by_head = (np.ones((len(STEPS), 3)), ("head",))
+    series = {"loss": STEPS, "s/mass": by_head, "s/total": STEPS, "s/low": by_head}
+    write_run(tmp_path, "a", series)
+    found = sl.compare(["a"], ["s[head=2]"], folder=tmp_path).series
+    assert [one.name for one in found] == ["s/mass[head=2]", "s/low[head=2]"]
+    with pytest.raises(UsageError, match="unknown dim 'group'; known: head; of 's/mass'"):
+        sl.compare(["a"], ["s[group=2]"], folder=tmp_path)
 
 
 def test_labels_are_compared_by_the_most_common_one(tmp_path):
@@ -228,12 +238,19 @@ def test_timelines_of_ones_own_loop_can_be_compared():
     assert [curve.x[-1] for curve in comparison.curves] == [2, 2]
 
 
-@pytest.mark.parametrize("ending", ["png", "svg", "html", "csv", "json"])
+@pytest.mark.parametrize("ending", ["png", "svg", "pdf", "html", "csv", "json"])
 def test_every_format_is_written(runs, tmp_path, ending):
     path = sl.compare(["seed0", "seed1"], ["loss", "s"], "stage", folder=runs).save(tmp_path / f"x.{ending}")
     start = path.read_bytes()[:100]
     assert start.startswith(
-        {"png": b"\x89PNG", "svg": b"<?xml", "html": b"<!doctype html>", "csv": b"group,task", "json": b"{"}[ending]
+        {
+            "png": b"\x89PNG",
+            "svg": b"<?xml",
+            "pdf": b"%PDF",
+            "html": b"<!doctype html>",
+            "csv": b"group,task",
+            "json": b"{",
+        }[ending]
     )
     assert [file.name for file in tmp_path.glob(".*part")] == []
 
@@ -295,5 +312,5 @@ def test_an_empty_run_is_reported(tmp_path):
 
 
 def test_an_unknown_ending_is_reported_with_the_known_ones(runs, tmp_path):
-    with pytest.raises(UsageError, match=r"'\.pdf', expected \.png, \.svg, \.html, \.csv, \.json"):
-        sl.compare(["seed0"], folder=runs).save(tmp_path / "x.pdf")
+    with pytest.raises(UsageError, match=r"'\.pfd', expected \.png, \.svg, \.pdf, \.html, \.csv, \.json"):
+        sl.compare(["seed0"], folder=runs).save(tmp_path / "x.pfd")

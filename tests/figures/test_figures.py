@@ -164,6 +164,17 @@ def test_a_text_that_no_figure_has_room_for_is_cut(panel, tmp_path):
     assert "as it is" in drawn and f">{'x' * (MOST_LETTERS - 1)}…<" in drawn
 
 
+def test_a_pdf_has_the_texts_in_truetype_and_is_the_same_file_twice(panel, tmp_path):
+    figure, axis = panel
+    axis.set_title("attention")
+    dpi = figure.dpi
+    for name in ("one.pdf", "two.pdf"):
+        save(figure, tmp_path / name)
+    drawn = (tmp_path / "one.pdf").read_bytes()
+    assert drawn.startswith(b"%PDF") and b"/CIDFontType2" in drawn and b"/Type3" not in drawn
+    assert drawn == (tmp_path / "two.pdf").read_bytes() and figure.dpi == dpi
+
+
 def test_names_of_near_times_run_into_neither_curves_nor_each_other(panel):
     figure, axis = panel
     axis.plot(STEPS, staircase(STEPS, (200,), (3.0, 0.1)))

@@ -123,6 +123,13 @@ def test_theory_is_in_the_page_and_its_chart(grown):
     assert "Theory and measurement" in page and "Eq. 2" in page
 
 
+def test_the_predicted_time_of_one_element_is_in_the_chart_of_its_series(tmp_path):
+    heads = np.stack([STEPS, 2 * STEPS], axis=1)
+    run = write_run(tmp_path, "a", {"loss": STEPS * 1.0, "p/score": (heads, ("head",))})
+    (time,) = run_chart(run, [sl.Prediction("late", "time", 300.0, "Eq. 1", series="p/score[head=1]")])["times"]["step"]
+    assert time == {"at": 300.0, "name": "late", "series": "p/score"}
+
+
 def test_a_predicted_time_beyond_the_run_is_drawn_at_its_own_position_only(tmp_path):
     run = write_run(tmp_path, "a", {"loss": staircase(STEPS, (200, 600), (3.0, 2.0, 1.0))})
     last = float(STEPS[-1])

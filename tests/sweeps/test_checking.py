@@ -45,6 +45,13 @@ def test_a_reading_that_begins_with_the_second_measurement_passes(tmp_path):
     check("markov/minimal", TRAINED, "gradient/cosine[group=all]", runs=tmp_path, probes=["gradient"])
 
 
+def test_the_series_of_the_training_begin_with_its_first_step(tmp_path):
+    check("markov/minimal", TRAINED, "train_loss:min", runs=tmp_path, probes=["attention_sparsity"])
+    check(Regression, {"clip": [1.0, 2.0]}, "gradient_norm", runs=tmp_path)
+    with pytest.raises(UsageError, match="unknown series 'gradient_norm'"):
+        check(Regression, {"clip": [0.0], "lr": [0.1]}, "gradient_norm", runs=tmp_path)
+
+
 def test_a_flow_has_its_observables(tmp_path):
     with pytest.raises(UsageError, match="unknown series 'lss'"):
         check(Decay, {"rtol": [1e-6, 1e-7]}, "lss", runs=tmp_path)

@@ -30,6 +30,13 @@ class DrawsGlobally(Regression):
         return x + 1e-3 * torch.randn(n, 3), y
 
 
+def test_a_failing_check_shows_the_line_of_the_plugin_that_called_it():
+    with pytest.raises(AssertionError, match="does not draw from the generator") as error:
+        check_task(DrawsGlobally)
+    shown = [entry for entry in error.traceback if not entry.ishidden(error)]
+    assert [entry.path.name for entry in shown] == ["test_testing.py"] and len(error.traceback) > 1
+
+
 class CarriesSecretState(Regression):
     """Its loss depends on the number of calls, which no checkpoint stores."""
 

@@ -153,9 +153,8 @@ def test_events_and_charts_of_many_elements_keep_what_is_no_layer_head_or_positi
     rise = staircase(STEPS, (500,), (0.0, 1.0))
     values = np.stack([np.stack([rise, 0 * rise, 1 - rise], 1)] * 40, 1)  # [step, head, direction]: one of three rises
     line = timeline(STEPS, {"probe/mass": (values, ("head", "direction"))})
-    assert probe_events(line) == [
-        {"step": pytest.approx(500), "what": "direction 0: mean over head: half of its rise", "series": "probe/mass"}
-    ]
+    what, curve = "direction 0: mean over head: half of its rise", "probe/mass[direction=0]"
+    assert probe_events(line) == [{"step": pytest.approx(500), "what": what, "series": "probe/mass", "curve": curve}]
 
 
 def test_the_chart_of_a_run_averages_heads_and_draws_each_direction(tmp_path) -> None:

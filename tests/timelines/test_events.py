@@ -16,7 +16,7 @@ def test_a_head_that_changes_its_leading_group_is_an_event():
     codes = np.zeros((101, 1, 2))
     codes[40:, 0, 1] = 2
     events = probe_events(timeline(STEPS, {"s/leader": (codes, ("layer", "head"), ("I(1)", "I(2)", "rest"))}))
-    assert events == [{"step": 40, "what": "head 1: I(1) → rest", "series": "s/leader"}]
+    assert events == [{"step": 40, "what": "head 1: I(1) → rest", "series": "s/leader", "curve": "s/leader[head=1]"}]
 
 
 def test_events_of_a_single_layer_name_no_layer():
@@ -67,7 +67,20 @@ def test_what_does_not_clearly_rise_has_no_half_rise(values):
 def test_many_elements_give_one_event_of_their_mean():
     values = np.repeat(STEPS[:, None] / 100.0, 20, axis=1)
     (event,) = probe_events(timeline(STEPS, {"norm": (values, ("position",))}))
-    assert event == {"step": pytest.approx(50), "what": "mean over position: half of its rise", "series": "norm"}
+    assert event == {
+        "step": pytest.approx(50),
+        "what": "mean over position: half of its rise",
+        "series": "norm",
+        "curve": "norm",
+    }
+
+
+def test_the_curve_of_an_event_is_a_name_that_the_timeline_takes():
+    values = np.stack([STEPS / 100.0, 1 - STEPS / 100.0], axis=1).reshape(-1, 1, 2)
+    one = timeline(STEPS, {"s/score": (values, ("layer", "head"))})
+    (event,) = probe_events(one)
+    assert event["curve"] == "s/score[head=0]"
+    assert one.scalar(event["curve"])[1].tolist() == values[:, 0, 0].tolist()
 
 
 def test_events_come_in_the_order_of_time():

@@ -78,6 +78,6 @@ def test_another_nearest_reference_is_an_event():
     nearest = nearest_reference(given)
     assert nearest.references == ("0", "1", "2")
     (event,) = [event for event in probe_events(given) if event["what"].startswith("nearest")]
-    assert event == {"step": 31, "what": "nearest: 0 → 1", "series": KL}
+    assert event == {"step": 31, "what": "nearest: 0 → 1", "series": KL, "curve": f"{KL}[reference=1]"}
     one = timeline(steps, {KL: (kl[:, :1], ("reference",))})
     assert nearest_reference(one) is None

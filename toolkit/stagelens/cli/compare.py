@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from stagelens.cli import output
-from stagelens.cli.completing import complete_series
+from stagelens.cli.completing import complete_align, complete_series
 from stagelens.cli.options import Json, RunArguments, Runs
 
 if TYPE_CHECKING:
@@ -28,15 +28,17 @@ def compare(
             autocompletion=complete_series,
         ),
     ] = None,
-    align: Annotated[str, typer.Option(help="The common axis: step, fraction, loss or stage.")] = "step",
+    align: Annotated[
+        str, typer.Option(help="The common axis: step, fraction, loss or stage.", autocompletion=complete_align)
+    ] = "step",
     relative: Annotated[
         bool, typer.Option("--relative", help="Rescale each curve to its own range, for losses of different tasks.")
     ] = False,
-    logx: Annotated[bool, typer.Option("--logx", help="Draw a logarithmic x axis (png, svg).")] = False,
-    logy: Annotated[bool, typer.Option("--logy", help="Draw logarithmic y axes (png, svg).")] = False,
+    logx: Annotated[bool, typer.Option("--logx", help="Draw a logarithmic x axis (png, svg, pdf).")] = False,
+    logy: Annotated[bool, typer.Option("--logy", help="Draw logarithmic y axes (png, svg, pdf).")] = False,
     to: Annotated[
         Path | None,
-        typer.Option("-o", "--output", metavar="FILE", help="Write a figure or table: png, svg, html, csv, json."),
+        typer.Option("-o", "--output", metavar="FILE", help="Write a figure or table: png, svg, pdf, html, csv, json."),
     ] = None,
     runs: Runs = None,
     json: Json = False,

@@ -1,7 +1,7 @@
-"""Tab completion of runs, tasks, probes, presets, config keys and series.
+"""Tab completion of runs, tasks, plugins, claims, figures, probes, presets, config keys, series and fixed choices.
 
-A shell calls these functions while a user types. They print nothing, and an error completes nothing. Config keys need
-the class of the task, so they import it, which may take seconds; all others import no torch.
+A shell calls these functions while a user types. They print nothing, and an error completes nothing. Config keys and
+sweep metrics need the class of the task, so they import it, which may take seconds. All others import no torch.
 """
 
 from __future__ import annotations
@@ -10,17 +10,21 @@ import os
 import shlex
 from collections.abc import Callable, Iterable
 from functools import wraps
+from importlib import import_module
 from typing import TYPE_CHECKING
 
 import typer
 
 if TYPE_CHECKING:
+    from stagelens.experiments import Flow
     from stagelens.host import Host, TaskRef
     from stagelens.timelines import Timeline
 
 Complete = Callable[[typer.Context, str], list[str]]
 METRICS = ("loss", "train_loss")  # series that every training has
 MEASURES = ("plateau_length", "transition1", "stages", "plateaus", "transitions")
+DEVICES = ("auto", "cpu", "cuda", "mps")
+FORMATS = ("parquet", "netcdf", "csv")  # of `stagelens export`
 
 
 def _completion(found: Callable[[typer.Context, str], Iterable[str]]) -> Complete:
@@ -118,8 +122,36 @@ def complete_probes(context: typer.Context, incomplete: str) -> Iterable[str]:
 @_completion
 def complete_key(context: typer.Context, incomplete: str) -> Iterable[str]:  # noqa: ARG001
     """Config keys of the task, each with `=`."""
-    config = _task(context).load().Config
-    return [f"{key}=" for key in config.model_fields]
+    return [f"{key}=" for key in _keys(context)]
+
+
+@_completion
+def complete_fit(context: typer.Context, incomplete: str) -> Iterable[str]:
+    """A list of config keys with commas."""
+    before, comma, _ = incomplete.rpartition(",")
+    return [f"{before}{comma}{key}" for key in _keys(context)]
+
+
+@_completion
+def complete_plugin(context: typer.Context, incomplete: str) -> Iterable[str]:  # noqa: ARG001
+    """Plugins that have what the command takes: figures, or claims."""
+    host = _host(context)
+    registry = host.figures if context.info_name == "figure" else host.claims
+    return [registry.owners[name] for name, _ in registry]
+
+
+@_completion
+def complete_figure(context: typer.Context, incomplete: str) -> Iterable[str]:  # noqa: ARG001
+    """Figures of the plugin."""
+    host, plugin = _host(context), _typed(context)[0][0]
+    return [ref.name for name, ref in host.figures if host.figures.owners[name] == plugin]
+
+
+@_completion
+def complete_claim(context: typer.Context, incomplete: str) -> Iterable[str]:  # noqa: ARG001
+    """Claims of the plugins that are given, or of all."""
+    host, plugins = _host(context), _typed(context)[0]
+    return [name for name, _ in host.claims if not plugins or host.claims.owners[name] in plugins]
 
 
 @_completion
@@ -136,9 +168,58 @@ def complete_series(context: typer.Context, incomplete: str) -> Iterable[str]:
 
 
 @_completion
-def complete_measure(context: typer.Context, incomplete: str) -> Iterable[str]:  # noqa: ARG001
-    """Sweep metrics: the words of `stagelens sweep --measure`, and every reading of every probe."""
-    return [*MEASURES, *_readings(_host(context))]
+def complete_measure(context: typer.Context, incomplete: str) -> Iterable[str]:
+    """Sweep metrics: the words of `stagelens sweep --measure`, series, and after `plateau_length:` a series.
+
+    The series of a flow are those that it has at its start; of another task, every reading of every probe.
+    """
+    flow = _flow(context)
+    if flow is None:
+        series, events = _readings(_host(context)), []
+    else:
+        from stagelens.sweeps import flow_at_start
+        from stagelens.timelines import element_names
+
+        start = flow_at_start(flow)
+        inside = "[" in incomplete
+        series = [one for name in start for one in (element_names(start.column(name)) if inside else [name])]
+        events = [f"event:{event.name}" for event in flow.events()]
+    return [*MEASURES, *series, *events, *(f"plateau_length:{name}" for name in series)]
+
+
+def _choices(where: str) -> Complete:
+    """Returns a completion of the names in `module:name`. The module is imported when a shell asks."""
+    module, _, name = where.partition(":")
+
+    @_completion
+    def choices(context: typer.Context, incomplete: str) -> Iterable[str]:  # noqa: ARG001
+        names: Iterable[str] = getattr(import_module(module), name)
+        return names
+
+    return choices
+
+
+complete_align = _choices("stagelens.comparing:ALIGNMENTS")
+complete_budget = _choices("stagelens.claims:BUDGETS")
+complete_device = _choices(f"{__name__}:DEVICES")
+complete_executor = _choices("stagelens.sweeps.executors:EXECUTORS")
+complete_format = _choices(f"{__name__}:FORMATS")
+complete_results = _choices("stagelens.sweeps.executors.on_ray:RESULTS")
+
+
+def _keys(context: typer.Context) -> Iterable[str]:
+    return list(_task(context).load().Config.model_fields)
+
+
+def _flow(context: typer.Context) -> Flow | None:
+    """The flow that the command names, as its preset makes it; None if the task is none."""
+    from stagelens.experiments import Flow, make_config
+
+    kind = _task(context).load()
+    if not issubclass(kind, Flow):
+        return None
+    preset = _typed(context)[1].get("--preset", "quick")
+    return kind(make_config(kind.Config, kind.presets, preset, []), 0)
 
 
 def _readings(host: Host) -> list[str]:

@@ -8,12 +8,15 @@ from typing import Annotated
 import typer
 
 from stagelens.cli import output
+from stagelens.cli.completing import complete_format
 from stagelens.cli.options import Json, RunArgument, Runs
 
 
 def export(
     run: RunArgument,
-    format: Annotated[str, typer.Option("--format", help="parquet, netcdf or csv")] = "parquet",
+    format: Annotated[
+        str, typer.Option("--format", help="parquet, netcdf or csv", autocompletion=complete_format)
+    ] = "parquet",
     to: Annotated[
         Path | None,
         typer.Option("-o", "--output", metavar="FILE", help="The file to write (default: in the run's directory)."),

@@ -9,6 +9,7 @@ import typer
 
 from stagelens.base import EnvironmentFault, StagelensError, UsageError, unknown
 from stagelens.cli import output
+from stagelens.cli.completing import complete_budget, complete_figure, complete_plugin
 from stagelens.cli.options import Json, State
 from stagelens.cli.output import INTERRUPTED
 from stagelens.cli.progress import run_progress
@@ -17,23 +18,30 @@ if TYPE_CHECKING:
     from stagelens.claims import ChosenFigure
     from stagelens.host import Host
 
-ENDINGS = (".png", ".svg")
+ENDINGS = (".png", ".svg", ".pdf")
 
 
 def figure(
     context: typer.Context,
-    plugin: Annotated[str | None, typer.Argument(metavar="PLUGIN", help="A plugin (default: list all).")] = None,
+    plugin: Annotated[
+        str | None,
+        typer.Argument(metavar="PLUGIN", help="A plugin (default: list all).", autocompletion=complete_plugin),
+    ] = None,
     names: Annotated[
-        list[str] | None, typer.Argument(metavar="NAME", help="Figures to draw (default: list the plugin's).")
+        list[str] | None,
+        typer.Argument(
+            metavar="NAME", help="Figures to draw (default: list the plugin's).", autocompletion=complete_figure
+        ),
     ] = None,
     to: Annotated[
         Path,
-        typer.Option("-o", "--output", metavar="DIR", help="The directory to write to, or a .png or .svg file."),
+        typer.Option("-o", "--output", metavar="DIR", help="The directory to write to, or a .png, .svg or .pdf file."),
     ] = Path(),
     budget: Annotated[
         str,
         typer.Option(
-            help="Sizes of the runs. quick: a laptop, minutes; long: two cores; paper: its own sizes, on a GPU."
+            help="Sizes of the runs. quick: a laptop, minutes; long: two cores; paper: its own sizes, on a GPU.",
+            autocompletion=complete_budget,
         ),
     ] = "quick",
     cache: Annotated[

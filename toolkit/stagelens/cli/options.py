@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from stagelens.cli import output
-from stagelens.cli.completing import complete_key, complete_probes, complete_run, complete_task
+from stagelens.cli.completing import complete_device, complete_key, complete_probes, complete_run, complete_task
 
 if TYPE_CHECKING:
     from stagelens.host import Host
@@ -35,7 +35,7 @@ Settings = Annotated[
         "--set", metavar="KEY=VALUE", help="Change a config key; may be repeated.", autocompletion=complete_key
     ),
 ]
-Device = Annotated[str, typer.Option(help="auto, cpu, cuda, mps, ...")]
+Device = Annotated[str, typer.Option(help="auto, cpu, cuda, mps, ...", autocompletion=complete_device)]
 Probes = Annotated[
     str | None,
     typer.Option(

@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from stagelens.cli import output
+from stagelens.cli.completing import complete_probes
 from stagelens.cli.options import Json, Runs, State, names
 from stagelens.cli.progress import run_progress
 from stagelens.cli.show import show_summary
@@ -27,7 +28,10 @@ def probe(
     ] = None,
     probes: Annotated[
         str | None,
-        typer.Option(help="Probes, separated by commas: 'a,b' selects these, '+a' adds to the default ones, or 'all'."),
+        typer.Option(
+            help="Probes, separated by commas: 'a,b' selects these, '+a' adds to the default ones, or 'all'.",
+            autocompletion=complete_probes,
+        ),
     ] = None,
     text: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Text to measure on; the checkpoints' tokenizer splits it.")

@@ -9,7 +9,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from stagelens.cli import output
-from stagelens.cli.completing import complete_key, complete_measure, complete_preset
+from stagelens.cli.completing import (
+    complete_executor,
+    complete_fit,
+    complete_key,
+    complete_measure,
+    complete_preset,
+    complete_results,
+)
 from stagelens.cli.options import Device, Json, Probes, Runs, State, TaskArgument, names
 from stagelens.cli.output import INTERRUPTED, exit_with
 from stagelens.cli.progress import duration, sweep_progress
@@ -42,7 +49,10 @@ def sweep(
         ),
     ] = None,
     fit: Annotated[
-        str | None, typer.Option(metavar="K1,K2", help="Fit the first metric as a product of powers of these.")
+        str | None,
+        typer.Option(
+            metavar="K1,K2", help="Fit the first metric as a product of powers of these.", autocompletion=complete_fit
+        ),
     ] = None,
     preset: Annotated[
         str, typer.Option(help="The preset that the grid changes.", autocompletion=complete_preset)
@@ -56,13 +66,19 @@ def sweep(
             autocompletion=complete_key,
         ),
     ] = None,
-    executor: Annotated[str, typer.Option(help="local: processes on this machine; ray: a cluster.")] = "local",
+    executor: Annotated[
+        str, typer.Option(help="local: processes on this machine; ray: a cluster.", autocompletion=complete_executor)
+    ] = "local",
     workers: Annotated[int | None, typer.Option(min=1, help="Grid points at a time (default: one per core).")] = None,
     address: Annotated[
         str | None, typer.Option(help="The ray cluster: host:port, ray://host:port or auto (default: a local one).")
     ] = None,
     results: Annotated[
-        str, typer.Option(help="With ray: workers write to a `shared` directory, or runs are `returned`.")
+        str,
+        typer.Option(
+            help="With ray: workers write to a `shared` directory, or runs are `returned`.",
+            autocompletion=complete_results,
+        ),
     ] = "shared",
     ensemble: Annotated[bool, typer.Option(help="Vectorize the seeds of a grid point if the model allows it.")] = True,
     device: Device = "auto",

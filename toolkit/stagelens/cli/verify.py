@@ -11,6 +11,7 @@ import typer
 
 from stagelens.base import unknown
 from stagelens.cli import output
+from stagelens.cli.completing import complete_budget, complete_claim, complete_plugin
 from stagelens.cli.options import Json, State
 from stagelens.cli.output import INTERRUPTED
 from stagelens.cli.progress import claims_progress
@@ -22,15 +23,20 @@ if TYPE_CHECKING:
 def verify(
     context: typer.Context,
     plugins: Annotated[
-        list[str] | None, typer.Argument(metavar="PLUGIN", help="Plugins (default: all that have claims).")
+        list[str] | None,
+        typer.Argument(
+            metavar="PLUGIN", help="Plugins (default: all that have claims).", autocompletion=complete_plugin
+        ),
     ] = None,
     claim: Annotated[
-        list[str] | None, typer.Option("--claim", metavar="ID", help="Only this claim; may be repeated.")
+        list[str] | None,
+        typer.Option("--claim", metavar="ID", help="Only this claim; may be repeated.", autocompletion=complete_claim),
     ] = None,
     budget: Annotated[
         str,
         typer.Option(
-            help="quick: a laptop, minutes; long: up to 20 minutes per claim; paper: its own sizes, on a GPU."
+            help="quick: a laptop, minutes; long: up to 20 minutes per claim; paper: its own sizes, on a GPU.",
+            autocompletion=complete_budget,
         ),
     ] = "quick",
     seeds: Annotated[

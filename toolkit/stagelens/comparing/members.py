@@ -178,6 +178,8 @@ class Members(tuple[Member, ...]):
     def _wanted(self, wanted: str, shared: Sequence[str]) -> list[SeriesCurve]:
         name = curve_name(wanted, shared)
         meant = self._meant(name.series, shared)
+        if name.series not in meant:  # a probe: its series that have the dims
+            meant = [one for one in meant if name.place.keys() <= {*self[0].timeline.column(one).dims}] or meant
         return [curve for series in meant for curve in self._curves(series, name.place, name.is_mean)]
 
     def _metric_first(self, shared: Sequence[str]) -> list[str]:

@@ -14,6 +14,7 @@ from typing import Any
 import matplotlib
 from cycler import cycler
 from matplotlib.backends.backend_agg import FigureCanvasAgg, RendererAgg
+from matplotlib.backends.backend_pdf import FigureCanvasPdf
 from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.figure import Figure
 from matplotlib.font_manager import FontProperties
@@ -47,6 +48,7 @@ STYLE: Any = {
     "legend.fontsize": 8,
     "legend.handlelength": 2.6,
     "lines.linewidth": 1.6,
+    "pdf.fonttype": 42,  # TrueType, which publishers take
     "svg.fonttype": "none",
     "svg.hashsalt": "stagelens",  # the same figure is the same file
 }
@@ -184,7 +186,7 @@ def _measuring() -> RendererAgg:
 
 
 def save(figure: Figure, *paths: Path) -> None:
-    """Writes `figure` as png and svg files, by the endings of `paths`, each completely or not at all.
+    """Writes `figure` as png, svg and pdf files, by the endings of `paths`, each completely or not at all.
 
     This calls the canvas directly, because `savefig` would draw every figure twice.
     """
@@ -199,9 +201,12 @@ def save(figure: Figure, *paths: Path) -> None:
                     FigureCanvasSVG(figure).print_svg(drawn := StringIO(), metadata={"Date": None})
                     text = NOT_XML.sub("\N{REPLACEMENT CHARACTER}", drawn.getvalue())
                     aside.write_text(text, encoding="utf-8")
+                elif path.suffix.lower() == ".pdf":
+                    with aside.open("wb") as file:
+                        FigureCanvasPdf(figure).print_pdf(file, metadata={"CreationDate": None})
                 else:
                     FigureCanvasAgg(figure).print_png(str(aside))
-            figure.set_dpi(dpi)  # the svg canvas changes it
+            figure.set_dpi(dpi)  # the svg and pdf canvases change it
 
 
 def _clip_texts(figure: Figure) -> None:

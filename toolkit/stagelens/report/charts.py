@@ -64,7 +64,7 @@ def run_chart(run: Run, predictions: Sequence[Prediction] = ()) -> Chart | None:
         ]
         drawn = [p for p in times if one in UNBOUNDED or member.steps[0] <= p.expected <= member.steps[-1]]
         chart["times"][one] = [
-            {"at": a, "name": p.name, "series": p.series}
+            {"at": a, "name": p.name, "series": curve_name(p.series, run.timeline).series}
             for a, p in zip(at([p.expected for p in drawn]), drawn, strict=True)
         ]
         chart["events"][one] = [

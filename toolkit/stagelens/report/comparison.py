@@ -83,9 +83,9 @@ def check_suffix(path: Path) -> None:
 
 def check_axes(path: Path | None, logx: bool, logy: bool) -> None:
     """Raises an error if logarithmic axes are asked for and no figure is written."""
-    if (logx or logy) and (path is None or path.suffix.lower() not in (".png", ".svg")):
+    if (logx or logy) and (path is None or path.suffix.lower() not in FIGURES):
         given = "no file" if path is None else repr(str(path))
-        raise UsageError(f"--logx and --logy are for png and svg figures, and {given} was given; add -o FILE.png")
+        raise UsageError(f"--logx and --logy are for png, svg and pdf figures, and {given} was given; add -o FILE.png")
 
 
 def _save_figure(comparison: Comparison, path: Path) -> None:
@@ -94,9 +94,9 @@ def _save_figure(comparison: Comparison, path: Path) -> None:
     save(comparison.figure(), path)
 
 
+FIGURES = (".png", ".svg", ".pdf")
 _WRITERS: dict[str, Callable[[Comparison, Path], None]] = {
-    ".png": _save_figure,
-    ".svg": _save_figure,
+    **dict.fromkeys(FIGURES, _save_figure),
     ".html": lambda comparison, path: write_text(path, comparison.to_html()),
     ".csv": lambda comparison, path: write_text(path, comparison.to_csv()),
     ".json": lambda comparison, path: write_text(path, json_text(comparison.to_dict()) + "\n"),

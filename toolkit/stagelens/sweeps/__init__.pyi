@@ -1,4 +1,4 @@
-from .checking import check_measures as check_measures
+from .checking import check_measures as check_measures, flow_at_start as flow_at_start
 from .estimating import estimate as estimate, seconds_of as seconds_of
 from .laws import Law as Law, fit_law as fit_law
 from .measures import Measure as Measure, parse_measure as parse_measure

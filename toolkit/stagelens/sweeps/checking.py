@@ -44,13 +44,10 @@ def check_measures(plan: SweepPlan, measures: Sequence[Measure]) -> None:
 def first_measurement(experiment: Experiment, plan: SweepPlan) -> tuple[Timeline, set[str]]:
     """Returns what a run measures at its start, and the series that may appear later: from the second measurement on.
 
-    The later ones are the readings of probes that apply, without those that were measured or omitted.
+    The later ones are those of the training, and the readings of applying probes, if not measured or omitted.
     """
     if isinstance(experiment, Flow):
-        state = experiment.initial()
-        readings = list(experiment.observables(0.0, state))
-        readings += _of_series(experiment, state)
-        return Timeline([pack(0.0, readings)]), set()
+        return flow_at_start(experiment), set()
     assert isinstance(experiment, Task)
     from stagelens.base import resolve_device
     from stagelens.experiments import Training, eval_batch
@@ -64,9 +61,16 @@ def first_measurement(experiment: Experiment, plan: SweepPlan) -> tuple[Timeline
         recorder = Recorder(training.model, names, batch, task=experiment, host=plan.host)
         recorder.measure(0, **training.scalars())
     timeline = recorder.timeline
+    after_a_step = {"train_loss"} | ({"gradient_norm"} if experiment.config.clip else set())
     applying = [name for name in names if name not in recorder.skipped and name not in recorder.problems]
     every = {f"{name}/{reading}" for name in applying for reading in plan.host.probes[name].readings}
-    return timeline, every - {*timeline, *recorder.skipped}
+    return timeline, (every | after_a_step) - {*timeline, *recorder.skipped}
+
+
+def flow_at_start(flow: Flow) -> Timeline:
+    """Returns what `flow` records of its initial state, which has every series that it will have."""
+    state = flow.initial()
+    return Timeline([pack(0.0, [*flow.observables(0.0, state), *_of_series(flow, state)])])
 
 
 def _of_series(flow: Flow, state: Any) -> list[Any]:

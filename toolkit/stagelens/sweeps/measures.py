@@ -37,7 +37,7 @@ PLATEAU = "plateau_length"
 THRESHOLD = "50%"  # of the first value of a series: the default end of a plateau
 COUNTS = {"stages": None, "plateaus": "plateau", "transitions": "transition"}
 MOMENTS = ("final", "best", "min", "max", "stageN")
-PARTS = re.compile(r"(?P<name>[^:@\[\]]+(\[.*?\]\)?)?)(:(?P<when>.+?))?(@(?P<threshold>[^@\]]+))?")
+PARTS = re.compile(r"(?P<name>[^:@\[\]]+(\[.*?\]\s*\)?)?)\s*(:(?P<when>.+?))?(@(?P<threshold>[^@\]]+))?")
 
 
 @dataclass(frozen=True)
@@ -103,7 +103,7 @@ def parse_measure(text: str) -> Measure:
     found = PARTS.fullmatch(text.strip())
     if found is None:
         raise UsageError(f"measure {text!r}: expected a series, as loss:final, or plateau_length, transition1, stages")
-    name, when = found["name"].strip(), found["when"]
+    name, when = found["name"].strip(), (found["when"] or "").strip() or None
     curve_name(when if name == PLATEAU and when else name)  # an error if its brackets are wrong
     if name == "plateau_length":
         threshold = found["threshold"] or (THRESHOLD if when else "")

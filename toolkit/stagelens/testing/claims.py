@@ -7,6 +7,8 @@ from pathlib import Path
 from stagelens.claims import Chosen, Claim, Lab, Result, cache_folder, verify_claim
 from stagelens.host import ClaimRef, Host, make_host
 
+__tracebackhide__ = True  # pytest shows the line of the plugin that failed, not these
+
 
 def check_claim(
     kind: type[Claim],

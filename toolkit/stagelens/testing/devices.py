@@ -14,6 +14,8 @@ from torch.utils._pytree import tree_leaves
 from stagelens.base import derive, generator, untouched_rng
 from stagelens.experiments import Task, move
 
+__tracebackhide__ = True  # pytest shows the line of the plugin that failed, not these
+
 META = "meta"  # the device of tensors with a shape but no numbers; here it takes the place of an accelerator
 MOVES = (torch.ops.aten._to_copy.default, torch.ops.aten.copy_.default)
 

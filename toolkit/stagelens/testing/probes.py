@@ -11,6 +11,8 @@ from stagelens.experiments import Batch, Task
 from stagelens.recording import ModelChanged, Probe, Recorder
 from stagelens.timelines import Reading, is_companion
 
+__tracebackhide__ = True  # pytest shows the line of the plugin that failed, not these
+
 if TYPE_CHECKING:
     from stagelens.models import HookedRootModule
 

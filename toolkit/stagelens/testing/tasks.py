@@ -30,6 +30,8 @@ from stagelens.recording import Recorder
 from stagelens.runs import checkpoint
 from stagelens.testing.devices import check_task_device
 
+__tracebackhide__ = True  # pytest shows the line of the plugin that failed, not these
+
 
 def check_task(
     kind: type[Experiment],

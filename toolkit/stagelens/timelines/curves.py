@@ -33,6 +33,7 @@ AVERAGED = ("layer", "head", "position", "query", "key")  # dims that one number
 LISTED = 12  # curves that an error lists
 NAMED = re.compile(r"(?P<series>[^\[\]]+)\[(?P<place>.*)\]")
 MEAN = re.compile(r"mean\((?P<inside>.+)\)")
+FORM = "PROBE/READING[layer=1,head=0]"
 EACH = "*"  # instead of a label: one curve for each element of the dim
 
 
@@ -72,16 +73,20 @@ class SeriesCurve:
 
         return label_of(self.labels, value) if self.labels else value
 
-    def read(self, timeline: Timeline) -> tuple[NDArray[Any], Floats]:
-        """Returns (steps, values), each [step], at the steps at which the curve was measured."""
+    def numbers(self, timeline: Timeline) -> Floats:
+        """Returns the numbers that `middle` reduces, [step, number]; nan if one was not measured."""
         column, values = timeline.column(self.source), timeline.series(self.source)
         for dim, label in self.place:
             values = values.take([_labels(column, dim).index(label)], axis=1 + column.dims.index(dim))
-        flat = values.reshape(len(values), -1)
-        there = ~np.isnan(flat).all(axis=1)
+        return values.reshape(len(values), -1)
+
+    def read(self, timeline: Timeline) -> tuple[NDArray[Any], Floats]:
+        """Returns (steps, values), each [step], at the steps at which the curve was measured."""
+        numbers = self.numbers(timeline)
+        there = ~np.isnan(numbers).all(axis=1)
         if not there.any():
             raise UsageError(f"series {self.name!r} has no values")
-        return timeline.steps[there], self.middle(flat[there], 1)
+        return timeline.steps[there], self.middle(numbers[there], 1)
 
 
 @dataclass(frozen=True)
@@ -100,7 +105,8 @@ def curves_of(*columns: Column, place: Mapping[str, str] | None = None, is_mean:
     enter the names of the curves if they have several elements, or other labels in another column. With `is_mean` the
     mean over all that is not picked is taken. Each curve is one number per step in every column.
     """
-    first, picked = columns[0], dict(place or {})
+    first = columns[0]
+    picked = place_in(first, place or {})
     for dim, label in picked.items():
         for column in columns:
             _check_place(column, dim, label)
@@ -128,6 +134,21 @@ def one_curve(timeline: Timeline, text: str, place: Mapping[str, str] | None = N
     return found[0]
 
 
+def one_number(timeline: Timeline, text: str, place: Mapping[str, Any] | None = None) -> tuple[NDArray[Any], Floats]:
+    """Returns (steps, values) of what is one number per step: a series or an element of one. Only `mean()` averages."""
+    curve = one_curve(timeline, text, {dim: str(label) for dim, label in (place or {}).items()})
+    numbers = curve.numbers(timeline)
+    if curve.is_mean:
+        numbers = curve.middle(numbers, 1)[:, None]
+    if numbers.shape[1] != 1:
+        column = timeline.column(curve.source)
+        raise UsageError(
+            f"series {text!r} has dims {column.dims} of shape {column.shape}; a single number was expected"
+        )
+    there = ~np.isnan(numbers[:, 0])
+    return timeline.steps[there], numbers[there, 0]
+
+
 def curve_name(text: str, known: Container[str] = ()) -> CurveName:
     """Returns `PROBE/READING[layer=1,head=0]` or `mean(...)` in its parts. A series of `known` is taken as it is."""
     text = text.strip()
@@ -135,8 +156,11 @@ def curve_name(text: str, known: Container[str] = ()) -> CurveName:
         return CurveName(text)
     if mean := MEAN.fullmatch(text):
         return replace(curve_name(mean["inside"], known), is_mean=True)
-    found = NAMED.fullmatch(text)
-    return CurveName(found["series"].strip(), parse_place(found["place"], text)) if found else CurveName(text)
+    if not (found := NAMED.fullmatch(text)):
+        if "[" in text or "]" in text:
+            raise UsageError(f"series {text!r}: the brackets are wrong; expected a name such as loss or {FORM}")
+        return CurveName(text)
+    return CurveName(found["series"].strip(), parse_place(found["place"], text))
 
 
 def picked(timeline: Timeline, text: str) -> xarray.DataArray:
@@ -147,11 +171,12 @@ def picked(timeline: Timeline, text: str) -> xarray.DataArray:
     name = curve_name(text)
     column = timeline.column(name.series)
     array = timeline[name.series]
-    for dim, label in name.place.items():
+    place = place_in(column, name.place)
+    for dim, label in place.items():
         _check_place(column, dim, label)
         if label != EACH:
             array = array.isel({dim: _labels(column, dim).index(label)})
-    left = [dim for dim in array.dims if dim != "step" and name.place.get(str(dim)) != EACH]
+    left = [dim for dim in array.dims if dim != "step" and place.get(str(dim)) != EACH]
     return array.mean(left) if name.is_mean else array
 
 
@@ -160,7 +185,24 @@ def parse_place(text: str, whole: str) -> dict[str, str]:
     pairs = [part.partition("=") for part in re.split(r",(?=\s*\w+\s*=)", text) if part.strip()]
     if any(not equals or not dim.strip() for dim, equals, _ in pairs):
         raise UsageError(f"{whole!r}: expected elements such as [layer=1,head=0], got [{text}]")
-    return {dim.strip(): label.strip() for dim, _, label in pairs}
+    place = {dim.strip(): label.strip() for dim, _, label in pairs}
+    if len(place) < len(pairs):
+        raise UsageError(f"{whole!r}: a dim is given twice; give one label for each dim, or * for all of them")
+    return place
+
+
+def place_in(column: Column, place: Mapping[str, str]) -> dict[str, str]:
+    """Returns `place` with the labels of `column`. What was parsed as a dim may be part of a label: `[group=a,b=1]`."""
+    found: dict[str, str] = {}
+    for dim, label in place.items():
+        last = next(reversed(found), "")
+        longer = f"{found.get(last)},{dim}={label}"
+        labels = _labels(column, last) if last in column.dims and dim not in column.dims else []
+        if any(one == longer or one.startswith(f"{longer},") for one in labels):
+            found[last] = longer
+        else:
+            found[dim] = label
+    return found
 
 
 def listed(curves: Sequence[SeriesCurve]) -> str:
@@ -266,13 +308,9 @@ def _labels(column: Column, dim: str) -> list[str]:
     return [str(label) for label in column.coordinate(dim)]
 
 
-def element(column: Column, dim: str, label: str) -> int:
-    """Returns the index of the element of `dim` with this label. An unknown one is an error that lists all labels."""
-    _check_place(column, dim, label)
-    return _labels(column, dim).index(label)
-
-
 def _check_place(column: Column, dim: str, label: str) -> None:
+    if not column.dims:
+        raise UsageError(f"series {column.name!r} is one number per step; leave out [{dim}={label}]")
     if dim not in column.dims:
         raise unknown("dim", dim, column.dims, f"of {column.name!r}")
     if label != EACH and label not in (labels := _labels(column, dim)):

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stagelens.timelines.crossings import first_crossing
-from stagelens.timelines.curves import lines_of
+from stagelens.timelines.curves import SeriesCurve, element_names, lines_of
 from stagelens.timelines.labels import HOLD, changes
 from stagelens.timelines.nearest import KL, nearest_reference
 from stagelens.timelines.reading import is_companion
@@ -22,7 +22,9 @@ MOST_LINES = 8  # a series of more numbers per step is averaged over layers, hea
 
 
 def probe_events(timeline: Timeline) -> list[dict[str, Any]]:
-    """Returns what happened in the series of `timeline`, each event as `{step, what, series}`, sorted by step.
+    """Returns what happened in the series of `timeline`, each event as `{step, what, series, curve}`, sorted by step.
+
+    `curve` is the name of the element that the event is about, `series[layer=0,head=2]`; of a mean, the series.
 
     A series of labels (a head's leading group, a layer's phase) has an event when its label changes and the new one
     lasts. A series of numbers that ends well above its start has one when it reaches half of its rise. KL divergences
@@ -33,9 +35,13 @@ def probe_events(timeline: Timeline) -> list[dict[str, Any]]:
         if is_companion(name, timeline):
             continue
         happened = _label_changes if timeline.column(name).labels else _half_rises
-        found += [{"step": step, "what": what, "series": name} for step, what in happened(timeline, name)]
-    found += [{"step": step, "what": what, "series": KL} for step, what in _nearest_changes(timeline)]
+        found += [_event(name, *one) for one in happened(timeline, name)]
+    found += [_event(KL, *one) for one in _nearest_changes(timeline)]
     return sorted(found, key=lambda event: (event["step"], event["series"]))
+
+
+def _event(series: str, step: float, what: str, curve: str) -> dict[str, Any]:
+    return {"step": step, "what": what, "series": series, "curve": curve}
 
 
 def half_rise(steps: NDArray[Any], values: Floats) -> float | None:
@@ -55,25 +61,29 @@ def half_rise(steps: NDArray[Any], values: Floats) -> float | None:
     return first_crossing(steps, values, first + rise / 2, rising=True, lasting=True)
 
 
-def _label_changes(timeline: Timeline, name: str) -> Iterator[tuple[float, str]]:
+def _label_changes(timeline: Timeline, name: str) -> Iterator[tuple[float, str, str]]:
     lines = lines_of(timeline, name)
-    for label, codes in zip(lines.labels, lines.values.T, strict=True):
+    for label, curve, codes in zip(lines.labels, element_names(lines.column), lines.values.T, strict=True):
         for at, before, after in changes(codes, timeline.steps):
             change = f"{lines.column.label(before)} → {lines.column.label(after)}"
-            yield timeline.steps[at].item(), f"{label}: {change}".removeprefix(": ")
+            yield timeline.steps[at].item(), f"{label}: {change}".removeprefix(": "), curve
 
 
-def _nearest_changes(timeline: Timeline) -> Iterator[tuple[float, str]]:
+def _nearest_changes(timeline: Timeline) -> Iterator[tuple[float, str, str]]:
     """Yields when another reference predictor becomes the nearest one."""
     nearest = nearest_reference(timeline)
     if nearest is not None:
         for at, before, after in changes(nearest.codes):
-            yield timeline.steps[at].item(), f"nearest: {nearest.name(before)} → {nearest.name(after)}"
+            what, place = (
+                f"nearest: {nearest.name(before)} → {nearest.name(after)}",
+                (("reference", nearest.name(after)),),
+            )
+            yield timeline.steps[at].item(), what, SeriesCurve(KL, place if np.isfinite(after) else ()).name
 
 
-def _half_rises(timeline: Timeline, name: str) -> Iterator[tuple[float, str]]:
+def _half_rises(timeline: Timeline, name: str) -> Iterator[tuple[float, str, str]]:
     lines = lines_of(timeline, name, MOST_LINES)
-    for label, values in zip(lines.labels, lines.values.T, strict=True):
+    for label, curve, values in zip(lines.labels, element_names(lines.column), lines.values.T, strict=True):
         at = half_rise(timeline.steps, values)
         if at is not None:
-            yield at, ": ".join(part for part in (label, lines.rule, "half of its rise") if part)
+            yield at, ": ".join(part for part in (label, lines.rule, "half of its rise") if part), curve

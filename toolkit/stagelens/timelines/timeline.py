@@ -281,22 +281,9 @@ class Timeline(Mapping[str, Any]):
 
         `probe/reading[head=2]`, or `place={"head": 2}`, picks one number of a series with dims. Only `mean()` averages.
         """
-        from stagelens.timelines.curves import curve_name, element, one_curve
+        from stagelens.timelines.curves import one_number
 
-        parsed = curve_name(name, self)
-        if parsed.is_mean:
-            return one_curve(self, name, place).read(self)
-        column = self.column(parsed.series)
-        values = self.series(parsed.series)
-        for dim, label in {**parsed.place, **(place or {})}.items():
-            values = values.take([element(column, dim, str(label))], axis=1 + column.dims.index(dim))
-        if values.size != len(values):
-            raise UsageError(
-                f"series {name!r} has dims {column.dims} of shape {column.shape}; a single number was expected"
-            )
-        values = values.reshape(-1)
-        there = ~np.isnan(values)
-        return self.steps[there], values[there]
+        return one_number(self, name, place)
 
     @cached_property
     def dataset(self) -> xarray.Dataset:
