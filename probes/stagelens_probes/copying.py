@@ -40,29 +40,35 @@ class Tokens:
         out, into = (w_u @ w_e, None) if len(w_e) > w_e.shape[1] else (w_u, w_e)
         return cls(out, into, w_u.sum(1), w_e.mean(0))
 
+    def folded(self, before: Tensor, final: Tensor, centered: bool) -> Tokens:
+        """Returns these tokens with the layer norms around the attention of a layer folded in.
+
+        `before` and `final` [d_model] are the weights of the norm before the attention and of that before the
+        unembedding, in units of their largest entry. If `centered`, they subtract the mean of their input first.
+        """
+        before, final = (in_units(weights.to(self.out)[None])[0] for weights in (before, final))
+
+        def read(rows: Tensor) -> Tensor:
+            """What a head reads of `rows` [..., d_model]."""
+            return (rows - rows.mean(-1, keepdim=True) if centered else rows) * before
+
+        def written(columns: Tensor) -> Tensor:
+            """What becomes of `columns` [d_model, ...] if a head writes along them."""
+            columns = columns * final.reshape(-1, *[1] * (columns.ndim - 1))
+            return columns - columns.mean(0) if centered else columns
+
+        out, into = written(self.out), self.into
+        out, into = (read(out), None) if into is None else (out, read(into))
+        return Tokens(out, into, written(self.any_out), read(self.any_in))
+
     def circuits(self, w_v: Tensor, w_o: Tensor) -> tuple[Tensor, Tensor]:
         """Returns W_O (W_U W_E) W_V, [head, d_head, d_head], and its mean trace over permuted outcomes, [head].
 
         Apart from zeros, W_E W_V W_O W_U has the same eigenvalues, so no matrix of size d_vocab is needed. `w_v` is
-        [head, d_model, d_head], `w_o` is [head, d_head, d_model]. Each is taken in units of its largest entry, so that
-        products of tiny numbers do not underflow.
+        [head, d_model, d_head], `w_o` is [head, d_head, d_model].
         """
-        w_v, w_o = (in_units(matrix.to(self.out)) for matrix in (w_v, w_o))
         read = w_v if self.into is None else self.into @ w_v
         return (w_o @ self.out) @ read, ((w_o @ self.any_out) * (self.any_in @ w_v)).sum(-1)
-
-
-def folded(w_v: Tensor, w_o: Tensor, before: Tensor, final: Tensor, centered: bool) -> tuple[Tensor, Tensor]:
-    """Returns `w_v` [head, d_model, d_head] and `w_o` [head, d_head, d_model] with the layer norms folded in.
-
-    `before` and `final` [d_model] are the weights of the norm before the attention and of that before the unembedding.
-    If `centered`, they subtract the mean of their input first.
-    """
-    w_v = wide(w_v) * before[:, None]
-    w_o = wide(w_o)
-    if centered:
-        w_v, w_o = w_v - w_v.mean(1, keepdim=True), w_o - w_o.mean(2, keepdim=True)
-    return w_v, w_o * final
 
 
 def copying_scores(circuits: Tensor, of_any_token: Tensor) -> tuple[Tensor, Tensor]:
@@ -103,22 +109,30 @@ def copying(context: ProbeContext) -> Iterable[Reading | Omitted]:
     pairs = list(zip(*heads.values(), strict=True))
     norms = norm_weights(context, [submodule(context.model, site.name.partition(".attn.")[0]) for site in sites])
     if isinstance(norms, str):
-        yield from _scores(("copying",), tokens, [pairs], layer)
+        yield from _scores(("copying",), [[tokens] * len(pairs)], pairs, layer)
         yield Omitted("copying_folded", norms)
         return
     before, final, centered = norms
-    both = [pairs, [folded(v, o, one, final, centered) for (v, o), one in zip(pairs, before, strict=True)]]
-    yield from _scores(("copying", "copying_folded"), tokens, both, layer)
-
-
-Pairs = Sequence[tuple[Tensor, Tensor]]  # W_V and W_O of each layer
+    both = [[tokens] * len(pairs), [tokens.folded(one, final, centered) for one in before]]
+    yield from _scores(("copying", "copying_folded"), both, pairs, layer)
 
 
 def _scores(
-    names: Sequence[str], tokens: Tokens, of: Sequence[Pairs], coords: dict[str, list[int]]
+    names: Sequence[str],
+    of: Sequence[Sequence[Tokens]],
+    pairs: Sequence[tuple[Tensor, Tensor]],
+    coords: dict[str, list[int]],
 ) -> Iterable[Reading]:
-    """Yields the copying scores of each of `names` and their chance levels, [layer, head]."""
-    found = [tokens.circuits(*pair) for pairs in of for pair in pairs]
+    """Yields the copying scores of each of `names` and their chance levels, [layer, head].
+
+    `of` has the tokens of each layer for each name, and `pairs` has W_V and W_O of each layer. Each matrix is taken in
+    units of its largest entry, so that products of tiny numbers do not underflow.
+    """
+    by_layer = []
+    for pair, *tokens in zip(pairs, *of, strict=True):
+        w_v, w_o = (in_units(matrix.to(tokens[0].out)) for matrix in pair)
+        by_layer.append([one.circuits(w_v, w_o) for one in tokens])
+    found = [circuits for of_name in zip(*by_layer, strict=True) for circuits in of_name]
     sizes = [len(circuits) for circuits, _ in found]
     if len({circuits.shape[1:] for circuits, _ in found}) == 1:  # of all layers at once
         at_once = copying_scores(*(torch.cat(parts) for parts in zip(*found, strict=True)))
@@ -126,7 +140,7 @@ def _scores(
     else:
         scores = [copying_scores(*one) for one in found]
     for index, name in enumerate(names):
-        own = scores[index * len(scores) // len(of) : (index + 1) * len(scores) // len(of)]
+        own = scores[index * len(pairs) : (index + 1) * len(pairs)]
         for part, values in zip(("", "_chance"), zip(*own, strict=True), strict=True):
             yield Reading(name + part, stack_layers(list(values)), ("layer", "head"), coords)
 

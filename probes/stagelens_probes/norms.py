@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import torch
 from torch import Tensor
@@ -20,7 +20,8 @@ def norm(tensor: Tensor) -> Tensor:
 
 def norms(tensors: Sequence[Tensor]) -> Tensor:
     """Returns `norm` of each tensor, [tensor]."""
-    return stacked_row_norms([tensor.reshape(1, -1) for tensor in tensors])[:, 0]
+    sizes = torch.stack([vector_norm(wide(tensor)) for tensor in tensors])
+    return _or_scaled(sizes[:, None], tensors, lambda tensor: tensor.reshape(1, -1))[:, 0]
 
 
 def row_norms(tensor: Tensor) -> Tensor:
@@ -29,21 +30,25 @@ def row_norms(tensor: Tensor) -> Tensor:
 
 
 def stacked_row_norms(tensors: Sequence[Tensor]) -> Tensor:
-    """Returns `row_norms` of each tensor, [tensor, row]. All tensors have the same number of rows.
+    """Returns `row_norms` of each tensor, [tensor, row]. All tensors have the same number of rows."""
+    sizes = torch.stack([vector_norm(wide(tensor).flatten(1), dim=1) for tensor in tensors])
+    return _or_scaled(sizes, tensors, lambda tensor: tensor.flatten(1))
+
+
+def _or_scaled(sizes: Tensor, tensors: Sequence[Tensor], rows: Callable[[Tensor], Tensor]) -> Tensor:
+    """Returns `sizes` [tensor, row], the norms of the `rows` of each tensor; scaled ones if they are not ordinary.
 
     The square of 1e-23 is 0 in float32. If a norm is too small or too large, each row of that tensor is divided by its
     scale before it is squared.
     """
-    rows = [wide(tensor).flatten(1) for tensor in tensors]
-    sizes = torch.stack([vector_norm(one, dim=1) for one in rows])
     fine = ordinary(sizes)
     if all(fine):
         return sizes
-    fine = [right or is_zero(one) for right, one in zip(fine, rows, strict=True)]
+    fine = [right or is_zero(one) for right, one in zip(fine, tensors, strict=True)]
     if all(fine):
         return sizes
-    found = zip(sizes, fine, rows, strict=True)
-    return torch.stack([size if right else _scaled_row_norms(one) for size, right, one in found])
+    found = zip(sizes, fine, tensors, strict=True)
+    return torch.stack([size if right else _scaled_row_norms(wide(rows(one))) for size, right, one in found])
 
 
 def _scaled_row_norms(rows: Tensor) -> Tensor:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import Any
 
 import numpy as np
@@ -58,7 +58,7 @@ class Moments:
         groups = x.mT @ x / (sizes.to(x) * positions)[:, None, None, None]
         return cls(mean.cpu(), groups.cpu(), sizes / n, n * positions, centered)
 
-    @property
+    @cached_property
     def total(self) -> Tensor:
         """The mean of x x^T over all vectors, [head, d, d], in float64."""
         return torch.einsum("g,ghij->hij", self.weights, self.groups.double())
@@ -82,8 +82,9 @@ class Moments:
     def heads(self, n: int) -> Moments:
         """Returns the moments of `n` heads, several of which share each head of these."""
         times = n // len(self.mean)
-        mean, groups = self.mean.repeat_interleave(times, 0), self.groups.repeat_interleave(times, 1)
-        return self if times == 1 else Moments(mean, groups, self.weights, self.n, self.centered)
+        if times == 1:
+            return self
+        return replace(self, mean=self.mean.repeat_interleave(times, 0), groups=self.groups.repeat_interleave(times, 1))
 
 
 def shares(variances: Tensor) -> Tensor:
