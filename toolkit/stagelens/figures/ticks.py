@@ -14,7 +14,7 @@ POWER = re.compile(r"\$\\mathdefault\{(-?10)\^\{(-?\d+)\}\}\$")
 RAISED = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
 
 
-class Powers(LogFormatterSciNotation):  # type: ignore[misc]
+class Powers(LogFormatterSciNotation):
     """Formats the powers of ten of a log axis as `10²`. To parse them as mathematics takes longer than to draw them."""
 
     def __call__(self, x: float, pos: int | None = None) -> str:
