@@ -16,7 +16,7 @@ from stagelens.figures.heads import Look, looks
 from stagelens.figures.labels import fit_left
 from stagelens.figures.strips import Strip, draw_strip, strips_of
 from stagelens.figures.style import lower_top, stack, width_of
-from stagelens.timelines import HEADLINES, Headline, HeadLines, distinct, head_lines
+from stagelens.timelines import HEADLINES, Headline, HeadLines, head_lines
 
 if TYPE_CHECKING:
     from stagelens.runs import Run
@@ -123,7 +123,7 @@ def _within(axis: Axes, entries: int) -> dict[str, Any]:
 def _draw_headline(axis: Axes, run: Run, headline: Headline, lines: HeadLines, styles: dict[str, Look]) -> None:
     """Draws one line per head, its standard error as a band, and the chance level as a thin dotted line."""
     steps = run.timeline.steps
-    for level in distinct(lines.chance).T:
+    for level in lines.levels.T:
         axis.plot(steps, level, color="0.5", lw=0.8, ls=":", zorder=1)
     for index, look in enumerate(styles[label] for label in lines.labels):
         values, error = lines.values[:, index], None if lines.error is None else lines.error[:, index]

@@ -7,7 +7,6 @@ from .curves import (
     chance_levels as chance_levels,
     curve_name as curve_name,
     curves_of as curves_of,
-    distinct as distinct,
     element_names as element_names,
     lines_of as lines_of,
     one_curve as one_curve,
