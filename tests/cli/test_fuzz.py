@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import random
+from collections import Counter
+from itertools import islice
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -20,6 +22,8 @@ from stagelens.sweeps.measures import parse_measure
 from stagelens.timelines.csv_curve import read_curve
 
 CASES = 60
+READ, MOST_DRAWN = 32, 2000
+READING = {"show", "stages", "export", "runs", "tasks", "probes", "plugins"}
 TASKS = [name for name, _ in host().tasks]
 values = st.sampled_from([*NUMBERS, *HUGE, *ODD_NUMBERS, *TEXTS]) | st.text(max_size=30)
 
@@ -51,6 +55,19 @@ def test_no_command_line_ends_in_a_traceback(world, imports):
         if fault := fault_of(line, call(line)):
             faults.append((number, [word[:60] for word in line], fault))
     assert not faults, faults[:5]
+
+
+def test_plausible_command_lines_that_read_are_answered(world, imports):
+    """Each of these commands succeeds for some of its random lines, so the lines above do not fail at their start."""
+    faults, answered = [], Counter()
+    lines = (words.line() for number in range(MOST_DRAWN) if (words := Words(3, number)).hostility < 0.1)
+    for line in islice((line for line in lines if line[:1] and line[0] in READING), READ):
+        ended = call(line)
+        answered[line[0]] += ended.code == 0 and bool(ended.out.strip())
+        if fault := fault_of(line, ended):
+            faults.append((line, fault))
+    assert not faults, faults[:5]
+    assert +answered == answered and set(answered) == READING, answered
 
 
 @pytest.mark.parametrize("name", ["a\nb", "\x1b[31mred", "\udcff", "\u202eabc", "x" * 100_000, "n" * 300, "--", "\x85"])

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 from matplotlib.figure import Figure
 
 import stagelens as sl
-from kit.pictures import GROUPS, flaws, run_of_heads
+from kit.pictures import GROUPS, empty_panels, flaws, run_of_heads
 from kit.tiny import reported_run, task_ids
 from stagelens.figures import figures_of, loss_figure, probes_figure, specialization_figure, styled
 from stagelens.figures.heat_map import heat_map_figure
@@ -39,6 +40,18 @@ def test_figures_of_comparisons(layers, heads, align, tmp_path):
     compared = sl.compare(runs, ["loss", "attention_sparsity", "head_specialization"], align)
     with styled():
         assert not flaws(compared.figure())
+
+
+def test_a_panel_without_data_inside_is_found():
+    figure = Figure()
+    drawn, nowhere, outside, off = figure.subplots(1, 4)
+    drawn.plot([0, 1], [0, 1])
+    nowhere.plot([0, 1], [np.nan, np.nan])
+    nowhere.axhline(0.5)
+    outside.plot([0, 1], [0, 1])
+    outside.set_xlim(5, 6)
+    off.set_axis_off()
+    assert empty_panels(figure) == ["panel 1 is empty", "panel 2 is empty"]
 
 
 def test_a_text_over_another_and_one_beyond_the_edge_are_found():

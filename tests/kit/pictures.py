@@ -46,6 +46,20 @@ def flaws(figure: Figure) -> list[str]:
     return outside + [f"{one!r} overlaps {other!r}" for (one, a), (other, b) in pairs if _overlap(a, b)]
 
 
+def empty_panels(figure: Figure) -> list[str]:
+    """Describes each panel that shows nothing: no image, area or bar, and no line with a finite point inside."""
+    shown = [axis for axis in figure.axes if axis.get_visible() and axis.axison]
+    return [f"panel {number} is empty" for number, axis in enumerate(shown) if not _shows_something(axis)]
+
+
+def _shows_something(axis: Any) -> bool:
+    if axis.images or axis.collections or axis.containers or axis.tables:
+        return True
+    (left, right), (low, high) = sorted(axis.get_xlim()), sorted(axis.get_ylim())
+    points = [np.asarray(line.get_xydata(), float) for line in axis.lines if line.get_transform() == axis.transData]
+    return any(((left <= x) & (x <= right) & (low <= y) & (y <= high)).any() for x, y in (xy.T for xy in points))
+
+
 def _inside(box: Bbox, canvas: Any) -> bool:
     return bool(box.x0 >= -SLACK and box.y0 >= -SLACK and box.x1 <= canvas.x1 + SLACK and box.y1 <= canvas.y1 + SLACK)
 

@@ -25,7 +25,7 @@ from stagelens.figures import loss_figure
 from stagelens.figures.attention import attention_maps, chosen_steps
 from stagelens.report.charts import comparison_chart, run_chart
 from stagelens.report.pages import report_page, write_comparison, write_report
-from stagelens.runs import load
+from stagelens.runs import Run, load
 from stagelens.runs.manifest import load_manifest
 from stagelens.runs.store import Store
 from stagelens.timelines.events import half_rise
@@ -206,6 +206,16 @@ def test_attention_maps_are_those_of_the_model_at_that_step(two_drops):
         _, cache = two_drops.model_at(step).run_with_cache(tokens, names_filter="blocks.0.attn.hook_pattern")
     assert exact == pytest.approx(cache["blocks.0.attn.hook_pattern"].mean(0).numpy(), abs=1e-6)
     assert np.abs(exact - before).max() > 1e-5
+
+
+def test_a_step_is_replayed_once_for_all_figures(two_drops, monkeypatch):
+    asked, model_at = [], Run.model_at
+    monkeypatch.setattr(Run, "model_at", lambda run, step: asked.append(step) or model_at(run, step))
+    for step in (0, 3, 0, 3):
+        assert attention_maps(two_drops, step)[0].shape == attention_maps(two_drops, 0)[0].shape
+    assert asked == [0, 3]
+    assert attention_maps(load(two_drops.folder, task=Repeats), 3)[0] == pytest.approx(attention_maps(two_drops, 3)[0])
+    assert asked == [0, 3, 3]  # another run has its own
 
 
 def test_a_report_makes_no_network_request(trained):

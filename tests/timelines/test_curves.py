@@ -16,7 +16,7 @@ from stagelens.host.host import make_host
 from stagelens.report.charts import run_chart
 from stagelens.sweeps.measures import parse_measure
 from stagelens.timelines import places, probe_events
-from stagelens.timelines.curves import average, curve_name, curves_of, one_curve
+from stagelens.timelines.curves import average, curve_name, curves_of, distinct, one_curve
 from stagelens.timelines.timeline import Timeline, pack
 
 MEANS = {"layer", "head", "position", "query", "key"}  # what one number per step may be a mean over
@@ -263,3 +263,10 @@ def test_every_command_understands_the_same_names(tmp_path) -> None:
         "p/score[head=0]",
         one,
     ]
+
+
+def test_lines_that_are_the_same_at_every_step_are_one():
+    one, other, nans = [1.0, 2.0, np.nan], [1.0, 3.0, np.nan], [np.nan] * 3
+    lines = np.array([other, one, other, nans, one, nans]).T
+    np.testing.assert_array_equal(distinct(lines), np.array([other, one, nans]).T)
+    assert distinct(np.empty((3, 0))).shape == (3, 0)

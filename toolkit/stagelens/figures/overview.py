@@ -123,7 +123,7 @@ def _within(axis: Axes, entries: int) -> dict[str, Any]:
 def _draw_headline(axis: Axes, run: Run, headline: Headline, lines: HeadLines, styles: dict[str, Look]) -> None:
     """Draws one line per head, its standard error as a band, and the chance level as a thin dotted line."""
     steps = run.timeline.steps
-    for level in np.unique(lines.chance, axis=1).T:
+    for level in lines.levels.T:
         axis.plot(steps, level, color="0.5", lw=0.8, ls=":", zorder=1)
     for index, look in enumerate(styles[label] for label in lines.labels):
         values, error = lines.values[:, index], None if lines.error is None else lines.error[:, index]

@@ -94,4 +94,7 @@ def _write_title(axis: Axes, name: str, rule: str) -> None:
     title = f"{name} ({rule})" if rule else name
     if width_of(title, 8) > 72 * PANEL[0]:
         title = f"{name}\n({rule})" if rule else name.replace("/", "/\n", 1)
-    axis.set_title(title, loc="left", fontsize=8, pad=4)
+    ticks = axis.yaxis.get_major_formatter()
+    ticks.format_ticks(list(axis.get_yticks()))
+    height = None if ticks.get_offset() else 1.0  # None: matplotlib measures what is above the panel
+    axis.set_title(title, loc="left", fontsize=8, pad=4, y=height)

@@ -13,6 +13,8 @@ from typing import Any
 
 import matplotlib
 from cycler import cycler
+from matplotlib.artist import Artist
+from matplotlib.axis import Axis
 from matplotlib.backends.backend_agg import FigureCanvasAgg, RendererAgg
 from matplotlib.backends.backend_pdf import FigureCanvasPdf
 from matplotlib.backends.backend_svg import FigureCanvasSVG
@@ -23,6 +25,7 @@ from matplotlib.text import Text
 
 from stagelens.base import writing
 from stagelens.figures.palette import COLOURS, DASHES
+from stagelens.figures.ticks import simplify_ticks
 
 __all__ = ["COLOURS", "DASHES", "LEVEL", "THEORY", "TIME", "line_style", "save", "styled"]
 
@@ -211,13 +214,22 @@ def save(figure: Figure, *paths: Path) -> None:
 
 def _clip_texts(figure: Figure) -> None:
     """Shortens long texts: an untrusted name of a million letters would take minutes to draw."""
-    for text in figure.findobj(Text):
+    for text in _texts(figure):
         if len(words := text.get_text()) > MOST_LETTERS:
             text.set_text(f"{words[: MOST_LETTERS - 1]}…")
 
 
+def _texts(artist: Artist) -> Iterator[Text]:
+    """Yields the texts of a figure except those of ticks, which matplotlib makes when it draws them."""
+    if isinstance(artist, Text):
+        yield artist
+    for child in (artist.label,) if isinstance(artist, Axis) else artist.get_children():
+        yield from _texts(child)
+
+
 def _lay_out(figure: Figure) -> None:
     """Lays out the panels once, because the layout takes longer than drawing and would be repeated for each file."""
+    simplify_ticks(figure)
     engine = figure.get_layout_engine()
     if engine is not None:
         engine.execute(figure)

@@ -273,7 +273,13 @@ def chance_levels(timeline: Timeline, name: str) -> Floats:
     if f"{name}{CHANCE}" not in timeline:
         return np.empty((len(timeline.steps), 0))
     values = timeline.series(f"{name}{CHANCE}")
-    return np.unique(values.reshape(len(values), -1), axis=1)
+    return distinct(values.reshape(len(values), -1))
+
+
+def distinct(lines: Floats) -> Floats:
+    """Returns the lines [step, line] that differ, in their order. `np.unique` would compare them step by step."""
+    found = {line.tobytes(): line for line in lines.T}
+    return np.array(list(found.values())).reshape(len(found), len(lines)).T
 
 
 def rule_of(dims: Sequence[str], labels: Sequence[str] = ()) -> str:

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from stagelens.timelines.curves import places
+from stagelens.timelines.curves import distinct, places
 from stagelens.timelines.reading import CHANCE, ERROR
 from stagelens.timelines.timeline import Column, Timeline
 
@@ -56,6 +56,11 @@ class HeadLines:
     values: Floats
     error: Floats | None
     chance: Floats
+
+    @property
+    def levels(self) -> Floats:
+        """The distinct chance levels, [step, level]."""
+        return distinct(self.chance)
 
 
 def head_lines(timeline: Timeline, headline: Headline) -> HeadLines | None:
