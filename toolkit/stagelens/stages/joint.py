@@ -2,8 +2,9 @@
 
     >>> joint_stages(run.timeline).transitions
 
-`steady` leaves out smooth decays. `components` reduces the other readings to what they do together. The detector of one curve finds the transitions of each
-component, `together` joins those that overlap, and `movers` says which readings move in each. See `docs/stages.md`.
+`steady` leaves out smooth decays. `components` reduces the other readings to what they do together. The detector of one
+curve finds the transitions of each component, `together` joins those that overlap, and `movers` says which readings
+move in each. See `docs/stages.md`.
 """
 
 from __future__ import annotations

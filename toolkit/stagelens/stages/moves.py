@@ -18,11 +18,17 @@ from stagelens.stages.plateaus import Span, candidates
 WANDER = 3.0  # times the wander of the plateaus next to it: a smaller move is part of that wander
 SMALL = 0.04  # of the drop next to it: a smaller move belongs to its neighbour
 SHAPE = 0.1  # of the smaller drop: the error of each point because no move has a simple shape
-# The evidence for a plateau, in units of chi square: what is needed if the moves around it are far apart, and if they
-# may be one move with a shoulder. They may be one if the plateau is shorter than one of them, if the smaller one has
-# less than `UNEQUAL` of both, or if they are closer than `LONGEST` of the distance between their neighbours.
-APART, CLOSE, LONGEST, UNEQUAL = 3.0, 10.0, 0.12, 0.1
-BLOCKS, BENDS = 80, 40  # at most so many points and bends of the curve that slows down
+APART = 3.0  # chi square: the evidence that a plateau needs if the moves around it are far apart
+CLOSE = (
+    10.0  # chi square: what it needs if they may be one move with a shoulder (also if it is shorter than one of them)
+)
+LONGEST = 0.12  # of the distance between their neighbours: moves that are closer may be one
+UNEQUAL = 0.1  # of both drops: if the smaller one has less, they may be one
+NEAR = 4.0  # standard errors: points at which the fitted curve is further from the plateau do not count for its level
+AROUND = 2  # durations of a move: how far beyond it the evidence is read
+LEAST_AROUND = 10  # points: at least so far
+BLOCKS = 80  # means at most that stand for the points
+BENDS = 40  # of the curve that slows down, at most
 
 
 @dataclass(frozen=True)
@@ -40,7 +46,7 @@ class Moves:
         levels = np.empty(len(self.spans))
         for i, (a, b) in enumerate(self.spans):
             off = np.abs(curve[a:b] - np.median(curve[a:b]))
-            near = off <= max(LEAST_NOISE, 4 * self.errors[i], off.min())
+            near = off <= max(LEAST_NOISE, NEAR * self.errors[i], off.min())
             levels[i] = np.average(fit.v[a:b][near], weights=fit.long_run[a:b][near] ** -2.0)
         for i in (0, -1):
             if self.cut[i]:
@@ -92,6 +98,14 @@ class Moves:
         score = size / np.maximum(least, 1e-12)
         return int(np.argmin(score)) if score.min() < 1 else None
 
+    def steepest(self) -> int | None:
+        """The plateau that itself moves further than the moves next to it, in their direction; None if none does."""
+        trends = -np.array([self.found.curve[b - 1] - self.found.curve[a] for a, b in self.spans[1:]])
+        before, after = self.drops, np.append(self.drops[1:], 0.0)
+        along, back = np.sign(trends) * [before, after]
+        further = np.where((along > 0) & (back >= 0), np.abs(trends) - np.maximum(along, back), 0.0)
+        return int(np.argmax(further)) + 1 if len(trends) and further.max() > 0 else None
+
     def without_move(self, i: int) -> Moves:
         """The plateaus on the two sides of move i become one."""
         (start, _), (_, end) = self.spans[i], self.spans[i + 1]
@@ -99,7 +113,11 @@ class Moves:
         return Moves(self.found, (*self.spans[:i], (start, end), *self.spans[i + 2 :]), cut)
 
     def without_plateau(self, k: int) -> Moves:
-        """The moves on the two sides of plateau k become one. Without the first, the curve begins within a move."""
+        """The moves on the two sides of plateau k become one. Without the first, the curve begins within a move, and
+        without the last it ends within one."""
+        if k == len(self.spans) - 1:
+            n = len(self.found.u)
+            return Moves(self.found, (*self.spans[:k], (n - 1, n)), (self.cut[0], True))
         if k > 0:
             return Moves(self.found, self.spans[:k] + self.spans[k + 1 :], self.cut)
         return Moves(self.found, ((0, 1), *self.spans[1:]), (True, self.cut[1]))
@@ -115,7 +133,9 @@ def moves(found: Fit, t: Array, min_drop: float, significance: float) -> Moves:
     left = Moves(found, (*[(0, 1)] * begins, *plateaus, *[(n - 1, n)] * ends), (begins, ends))
     known: dict[tuple[object, ...], float] = {}
     while len(left.spans) > 1:
-        if (weakest := left.weakest(min_drop, significance)) is not None:
+        if (steepest := left.steepest()) is not None:
+            left = left.without_plateau(steepest)
+        elif (weakest := left.weakest(min_drop, significance)) is not None:
             left = left.without_move(weakest)
         elif (doubtful := _doubtful(left, t, known)) is not None:
             left = left.without_plateau(doubtful)
@@ -158,7 +178,7 @@ def _begins(left: Moves, k: int, t: Array) -> float:
     """What move k explains that a curve which slows down does not: from the move before it on, or from the start."""
     (_, before), (after, last), drops = left.spans[k], left.spans[k + 1], left.drops
     first, x = (left.halves[k - 1], left.found.u) if k > 0 else (0, t)
-    points = np.arange(first, min(last, after + max(2 * (after - first), 10)))
+    points = np.arange(first, min(last, after + max(AROUND * (after - first), LEAST_AROUND)))
     size = np.abs(drops[max(k - 1, 0) : k + 1]).min()
     return _gain(left.found, x, points, _done(points, before - 1, after), np.sign(drops[k]), size)
 
@@ -167,7 +187,7 @@ def _is_over(left: Moves, k: int) -> float:
     """What move k explains that a curve which accelerates into the next move does not."""
     (first, before), (after, _), drops = left.spans[k], left.spans[k + 1], left.drops
     last = left.halves[k + 1]
-    points = np.arange(max(first, before - max(2 * (last - before), 10)), last + 1)[::-1]
+    points = np.arange(max(first, before - max(AROUND * (last - before), LEAST_AROUND)), last + 1)[::-1]
     size = np.abs(drops[k : k + 2]).min()
     return _gain(left.found, left.found.u, points, 1 - _done(points, before - 1, after), -np.sign(drops[k]), size)
 
