@@ -19,7 +19,7 @@ from stagelens.experiments import first_error
 
 FILE = "run.json"
 FORMAT = 1
-DETECTOR = 9  # revision of `stages`. Raise it if stages or names of a curve change: stored ones are then found again
+DETECTOR = 8  # revision of `stages`. Raise it if stages or names of a curve change: stored ones are then found again
 VECTORIZED = 2  # revision of the training of several seeds together; revision 1 is described in `defects`
 MOST_INTEGER = 2**63 - 1
 STRICT = ConfigDict(strict=True, allow_inf_nan=False)

@@ -19,9 +19,7 @@ WANDER = 3.0  # times the wander of the plateaus next to it: a smaller move is p
 SMALL = 0.04  # of the drop next to it: a smaller move belongs to its neighbour
 SHAPE = 0.1  # of the smaller drop: the error of each point because no move has a simple shape
 APART = 3.0  # chi square: the evidence that a plateau needs if the moves around it are far apart
-CLOSE = (
-    10.0  # chi square: what it needs if they may be one move with a shoulder (also if it is shorter than one of them)
-)
+CLOSE = 10.0  # chi square: what it needs if they may be one move with a shoulder, or if it is shorter than one of them
 LONGEST = 0.12  # of the distance between their neighbours: moves that are closer may be one
 UNEQUAL = 0.1  # of both drops: if the smaller one has less, they may be one
 NEAR = 4.0  # standard errors: points at which the fitted curve is further from the plateau do not count for its level
@@ -98,14 +96,6 @@ class Moves:
         score = size / np.maximum(least, 1e-12)
         return int(np.argmin(score)) if score.min() < 1 else None
 
-    def steepest(self) -> int | None:
-        """The plateau that itself moves further than the moves next to it, in their direction; None if none does."""
-        trends = -np.array([self.found.curve[b - 1] - self.found.curve[a] for a, b in self.spans[1:]])
-        before, after = self.drops, np.append(self.drops[1:], 0.0)
-        along, back = np.sign(trends) * [before, after]
-        further = np.where((along > 0) & (back >= 0), np.abs(trends) - np.maximum(along, back), 0.0)
-        return int(np.argmax(further)) + 1 if len(trends) and further.max() > 0 else None
-
     def without_move(self, i: int) -> Moves:
         """The plateaus on the two sides of move i become one."""
         (start, _), (_, end) = self.spans[i], self.spans[i + 1]
@@ -113,11 +103,7 @@ class Moves:
         return Moves(self.found, (*self.spans[:i], (start, end), *self.spans[i + 2 :]), cut)
 
     def without_plateau(self, k: int) -> Moves:
-        """The moves on the two sides of plateau k become one. Without the first, the curve begins within a move, and
-        without the last it ends within one."""
-        if k == len(self.spans) - 1:
-            n = len(self.found.u)
-            return Moves(self.found, (*self.spans[:k], (n - 1, n)), (self.cut[0], True))
+        """The moves on the two sides of plateau k become one. Without the first, the curve begins within a move."""
         if k > 0:
             return Moves(self.found, self.spans[:k] + self.spans[k + 1 :], self.cut)
         return Moves(self.found, ((0, 1), *self.spans[1:]), (True, self.cut[1]))
@@ -133,9 +119,7 @@ def moves(found: Fit, t: Array, min_drop: float, significance: float) -> Moves:
     left = Moves(found, (*[(0, 1)] * begins, *plateaus, *[(n - 1, n)] * ends), (begins, ends))
     known: dict[tuple[object, ...], float] = {}
     while len(left.spans) > 1:
-        if (steepest := left.steepest()) is not None:
-            left = left.without_plateau(steepest)
-        elif (weakest := left.weakest(min_drop, significance)) is not None:
+        if (weakest := left.weakest(min_drop, significance)) is not None:
             left = left.without_move(weakest)
         elif (doubtful := _doubtful(left, t, known)) is not None:
             left = left.without_plateau(doubtful)
