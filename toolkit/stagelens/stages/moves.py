@@ -25,8 +25,8 @@ UNEQUAL = 0.1  # of both drops: if the smaller one has less, they may be one
 NEAR = 4.0  # standard errors: points at which the fitted curve is further from the plateau do not count for its level
 AROUND = 2  # durations of a move: how far beyond it the evidence is read
 LEAST_AROUND = 10  # points: at least so far
-BLOCKS = 80  # means at most that stand for the points
-BENDS = 40  # of the curve that slows down, at most
+BLOCKS = 80  # means of the points, at most, to which that curve is fitted
+BENDS = 40  # points, at most, at which that curve slows down
 
 
 @dataclass(frozen=True)
