@@ -6,8 +6,6 @@ The curves here come from the tuning seeds, and those for the intervals from see
 
 from __future__ import annotations
 
-import time
-
 import numpy as np
 import pytest
 
@@ -95,16 +93,3 @@ def test_the_result_explains_itself() -> None:
     assert float(wander) == pytest.approx(0.03, rel=0.2)
     assert "too few" in detect_stages([1, 2, 3], [3, 2, 1]).explanation
     assert "weakest" in detect_stages(steps, steps > 100).explanation
-
-
-def test_ten_thousand_points_take_50_ms() -> None:
-    steps = np.arange(10_000.0)
-    values = 1 / (1 + np.exp((steps - 3000) / 100)) + 0.02 * np.random.default_rng(0).normal(size=len(steps))
-    detect_stages(steps, values)
-
-    def seconds() -> float:
-        start = time.process_time()
-        detect_stages(steps, values)
-        return time.process_time() - start
-
-    assert min(seconds() for _ in range(5)) < 0.05

@@ -10,6 +10,7 @@ from stagelens.base import UsageError
 from stagelens.stages.pieces import Array
 
 AxisName = Literal["auto", "linear", "log"]
+EARLY = 0.25  # of the steps: if half of the points lie before it, `auto` takes the logarithm
 
 
 class Axis:
@@ -20,7 +21,7 @@ class Axis:
             raise UsageError(f"axis is {axis!r}; it must be 'auto', 'linear' or 'log'")
         if axis == "log" and t[0] < 0:
             raise UsageError(f"the first step is {t[0]:g}; a log axis needs steps of 0 or more, so take axis='linear'")
-        early = np.median(t) - t[0] < 0.25 * (t[-1] - t[0])
+        early = np.median(t) - t[0] < EARLY * (t[-1] - t[0])
         self.name: Literal["linear", "log"] = (
             "log" if axis == "log" or (axis == "auto" and early and t[0] >= 0) else "linear"
         )

@@ -11,6 +11,7 @@ NORMAL = 1.96  # standard errors: half of a 95% interval
 MOST_RHO = 0.98  # the largest autocorrelation: the residuals of a plateau that slopes would have 1
 # With these two, 95% of the intervals contain the truth on 600 curves of the tuning seeds (tests/kit/hard_curves.py).
 TAIL = 0.006  # of the larger drop next to it: the standard deviation of a level because moves end slowly
+HIDDEN = 0.4  # of the drop: noise hides half of it for no longer
 STEEPEST = 0.12  # of the time from 10 to 90%: half of the interval in which noise can place the steepest half of a move
 
 
@@ -27,7 +28,7 @@ def time_margin(noise: float, duration: float, spacing: float) -> float:
     `spacing` the distance between two points. Three errors add in squares: how long noise can hide that half of the
     drop is done, which part of the move is steepest, and where the move lies between two points.
     """
-    hidden = min(NORMAL * noise, 0.4) / 0.8 * duration
+    hidden = min(NORMAL * noise, HIDDEN) / 0.8 * duration
     return float(np.sqrt(hidden**2 + (STEEPEST * duration) ** 2 + (spacing / 2) ** 2))
 
 

@@ -2,8 +2,9 @@
 
     >>> joint_stages(run.timeline).transitions
 
-`components` reduces the readings to what they do together. The detector of one curve finds the transitions of each
-component, `together` joins those that overlap, and `movers` says which readings move in each. See `docs/stages.md`.
+`steady` leaves out smooth decays. `components` reduces the other readings to what they do together. The detector of one
+curve finds the transitions of each component, `together` joins those that overlap, and `movers` says which readings
+move in each. See `docs/stages.md`.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from stagelens.stages.components import Components, components
 from stagelens.stages.detect import Stage, Stages, detect_stages
 from stagelens.stages.movers import Levels, half_done, levels_of, noise_range
 from stagelens.stages.pieces import Array
+from stagelens.stages.steady import without_decays
 from stagelens.stages.tables import tables_of
 from stagelens.stages.together import Move, Together, together
 
@@ -106,23 +108,25 @@ def joint_stages(
 ) -> JointStages:
     """Returns the stages of the whole model. The settings are those of `detect_stages`, for each component.
 
-    A transition moves the model by at least 5% of the extent of its components. It also moves at least one number by
-    more than the range that noise of this number's wander covers in all numbers and steps.
+    A number that changes but has no transition of its own, such as a smooth decay, is left out. A transition moves the
+    model by at least 5% of the extent of its components. It also moves at least one number by more than the range that
+    noise of this number's wander covers in all numbers and steps.
     """
     steps, tables = tables_of(timeline)
     if len(steps) < 2:
         raise UsageError(f"{len(steps)} steps were measured; stages need at least two, so record more steps")
     line = Axis(np.asarray(steps, dtype=float), axis)
-    if not tables or len(steps) < 4:
-        why = f"{len(steps)} points are too few" if len(steps) < 4 else "no reading changes"
-        return JointStages([_plateau(steps)], line.name, f"one plateau: {why}", components([]))
-    found = components([table.values for table in tables])
     settings: Any = {"axis": axis, "min_drop": min_drop, "significance": significance}
+    moving = without_decays(steps, tables, **settings) if len(steps) >= 4 else []
+    if not moving:
+        why = "no reading changes, or all change steadily" if len(steps) >= 4 else f"{len(steps)} points are too few"
+        return JointStages([_plateau(steps)], line.name, f"one plateau: {why}", components([]))
+    found = components([table.values for table in moving])
     moves = [move for j, curve in enumerate(found.scores.T) for move in _moves(line, steps, curve, j, settings)]
-    values = np.hstack([table.values for table in tables])
+    values = np.hstack([table.values for table in moving])
     extent = float(np.linalg.norm(np.ptp(found.scores, axis=0)))
     held = _held(line.u, values, moves, extent)
-    names = [name for table in tables for name in table.names]
+    names = [name for table in moving for name in table.names]
     stages = _stages(held, line, values, names, extent)
     return JointStages(stages, line.name, _explanation(held, found), found)
 

@@ -18,11 +18,15 @@ from stagelens.stages.plateaus import Span, candidates
 WANDER = 3.0  # times the wander of the plateaus next to it: a smaller move is part of that wander
 SMALL = 0.04  # of the drop next to it: a smaller move belongs to its neighbour
 SHAPE = 0.1  # of the smaller drop: the error of each point because no move has a simple shape
-# The evidence for a plateau, in units of chi square: what is needed if the moves around it are far apart, and if they
-# may be one move with a shoulder. They may be one if the plateau is shorter than one of them, if the smaller one has
-# less than `UNEQUAL` of both, or if they are closer than `LONGEST` of the distance between their neighbours.
-APART, CLOSE, LONGEST, UNEQUAL = 3.0, 10.0, 0.12, 0.1
-BLOCKS, BENDS = 80, 40  # at most so many points and bends of the curve that slows down
+APART = 3.0  # chi square: the evidence that a plateau needs if the moves around it are far apart
+CLOSE = 10.0  # chi square: what it needs if they may be one move with a shoulder, or if it is shorter than one of them
+LONGEST = 0.12  # of the distance between their neighbours: moves that are closer may be one
+UNEQUAL = 0.1  # of both drops: if the smaller one has less, they may be one
+NEAR = 4.0  # standard errors: points at which the fitted curve is further from the plateau do not count for its level
+AROUND = 2  # durations of a move: how far beyond it the evidence is read
+LEAST_AROUND = 10  # points: at least so far
+BLOCKS = 80  # means of the points, at most, to which that curve is fitted
+BENDS = 40  # points, at most, at which that curve slows down
 
 
 @dataclass(frozen=True)
@@ -40,7 +44,7 @@ class Moves:
         levels = np.empty(len(self.spans))
         for i, (a, b) in enumerate(self.spans):
             off = np.abs(curve[a:b] - np.median(curve[a:b]))
-            near = off <= max(LEAST_NOISE, 4 * self.errors[i], off.min())
+            near = off <= max(LEAST_NOISE, NEAR * self.errors[i], off.min())
             levels[i] = np.average(fit.v[a:b][near], weights=fit.long_run[a:b][near] ** -2.0)
         for i in (0, -1):
             if self.cut[i]:
@@ -158,7 +162,7 @@ def _begins(left: Moves, k: int, t: Array) -> float:
     """What move k explains that a curve which slows down does not: from the move before it on, or from the start."""
     (_, before), (after, last), drops = left.spans[k], left.spans[k + 1], left.drops
     first, x = (left.halves[k - 1], left.found.u) if k > 0 else (0, t)
-    points = np.arange(first, min(last, after + max(2 * (after - first), 10)))
+    points = np.arange(first, min(last, after + max(AROUND * (after - first), LEAST_AROUND)))
     size = np.abs(drops[max(k - 1, 0) : k + 1]).min()
     return _gain(left.found, x, points, _done(points, before - 1, after), np.sign(drops[k]), size)
 
@@ -167,7 +171,7 @@ def _is_over(left: Moves, k: int) -> float:
     """What move k explains that a curve which accelerates into the next move does not."""
     (first, before), (after, _), drops = left.spans[k], left.spans[k + 1], left.drops
     last = left.halves[k + 1]
-    points = np.arange(max(first, before - max(2 * (last - before), 10)), last + 1)[::-1]
+    points = np.arange(max(first, before - max(AROUND * (last - before), LEAST_AROUND)), last + 1)[::-1]
     size = np.abs(drops[k : k + 2]).min()
     return _gain(left.found, left.found.u, points, 1 - _done(points, before - 1, after), -np.sign(drops[k]), size)
 

@@ -23,8 +23,16 @@ Flags = NDArray[np.bool_]
 MOST_EDGES = 240  # the partition takes quadratic time in the points at which a piece may begin
 LEAST_NOISE = 1e-3  # of the range: pieces need not follow a curve more closely
 DRIFT = 0.015  # of the range: what a plateau falls or rises by
-PIECE, RAMP = 3.0, 12.0  # costs in units of chi square: of a piece (besides 2 log n), and of its slope
-SPIKE = 6.0  # noise widths: what one or two points deviate by at most before the median replaces them
+PIECE = 3.0  # chi square: what a piece costs besides 2 log n
+RAMP = 12.0  # chi square: what the slope of a piece costs
+SPIKE = 6.0  # noise widths: one or two points that deviate by more are replaced by the median
+LOCAL = 0.75  # exponent: how much of the roughness is local; the rest is that of the whole curve
+WINDOW = 51, 101  # points, at least and at most: the roughness around a point is read from a quarter of all
+GRID: dict[float, tuple[float, ...]] = {
+    0.0: (0.3,),
+    0.5: (0.3, 0.7),
+    0.9: (0.8, 0.95),
+}  # autocorrelations, coarse: fine
 
 
 @dataclass(frozen=True)
@@ -52,8 +60,8 @@ def fit(u: Array, v: Array) -> Fit:
     middle = running_median(v, min(5, len(v) - 1 + len(v) % 2))
     v = np.where(np.abs(v - middle) > SPIKE * rough, middle, v)
     edges = np.append(_edges(v, rough), len(v))
-    pieces = {rho: _partition(u, v, rough, rho, edges) for rho in (0.0, 0.5, 0.9)}
-    near = {0.0: (0.3,), 0.5: (0.3, 0.7), 0.9: (0.8, 0.95)}[min(pieces, key=lambda rho: pieces[rho].cost)]
+    pieces = {rho: _partition(u, v, rough, rho, edges) for rho in GRID}
+    near = GRID[min(pieces, key=lambda rho: pieces[rho].cost)]
     pieces |= {rho: _partition(u, v, rough, rho, edges) for rho in near}
     rho = min(pieces, key=lambda rho: pieces[rho].cost)
     innovation = rough * _innovation(rho) ** 0.5
@@ -69,8 +77,8 @@ def roughness(u: Array, v: Array) -> Array:
     a = (u[2:] - u[1:-1]) / (u[2:] - u[:-2])
     off = np.abs(v[1:-1] - a * v[:-2] - (1 - a) * v[2:]) / np.sqrt(1 + a**2 + (1 - a) ** 2)
     off = np.pad(off, 1, mode="edge") / 0.6745  # the median of |normal|
-    local = running_median(off, min(len(off), max(51, min(len(off) // 4, 101))))
-    return np.maximum(local**0.75 * np.median(off) ** 0.25, LEAST_NOISE)
+    local = running_median(off, min(len(off), max(WINDOW[0], min(len(off) // 4, WINDOW[1]))))
+    return np.maximum(local**LOCAL * np.median(off) ** (1 - LOCAL), LEAST_NOISE)
 
 
 def _innovation(rho: float) -> float:

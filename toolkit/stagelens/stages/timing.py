@@ -14,6 +14,7 @@ from stagelens.stages.moves import Moves
 from stagelens.stages.pieces import Array
 
 FINENESS = 2000  # positions at which the curve through the points of a move is evaluated, at least
+SHORTEST = 1.05  # times the shortest stretch that does half of a move: the mean of all stretches up to it is its time
 
 
 @dataclass(frozen=True)
@@ -66,5 +67,5 @@ def crossings(u: Array, done: Array) -> tuple[float, float, float] | None:
     curve = np.maximum.accumulate(Akima1DInterpolator(u, rising)(fine))
     when = np.interp(np.linspace(0.1, 0.9, 81), curve, fine)
     lengths, middles = when[40:] - when[:41], (when[40:] + when[:41]) / 2
-    steepest = np.mean(middles[lengths <= 1.05 * lengths.min()])  # on a straight ramp many are equally short
+    steepest = np.mean(middles[lengths <= SHORTEST * lengths.min()])  # on a straight ramp many are equally short
     return float(when[0]), float(steepest), float(when[-1])
