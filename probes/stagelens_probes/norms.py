@@ -19,8 +19,11 @@ def norm(tensor: Tensor) -> Tensor:
 
 
 def norms(tensors: Sequence[Tensor]) -> Tensor:
-    """Returns `norm` of each tensor, [tensor]."""
-    sizes = torch.stack([vector_norm(wide(tensor)) for tensor in tensors])
+    """Returns `norm` of each tensor, [tensor].
+
+    Entries are summed in their logical order, so a permuted tensor and its contiguous copy have the same norm.
+    """
+    sizes = torch.stack([vector_norm(wide(tensor).reshape(-1)) for tensor in tensors])
     return _or_scaled(sizes[:, None], tensors, lambda tensor: tensor.reshape(1, -1))[:, 0]
 
 

@@ -297,7 +297,7 @@ def test_a_single_run_can_be_compared(cli, runs):
     [
         (["seed0", "--align", "time"], "unknown alignment 'time'"),
         (["seed0", "--probe", "nothing"], "unknown probe or series 'nothing'"),
-        (["seed0", "-o", "x.pdf"], "its ending is '.pdf', expected .png"),
+        (["seed0", "-o", "x.pfd"], "its ending is '.pfd', expected .png"),
         (["seed0", "-o", "no/where/x.png"], "no/where is not a directory"),
         (["seed7"], "unknown run 'seed7'"),
     ],
@@ -331,7 +331,8 @@ def test_a_report_is_an_html_page(cli, runs):
 
 
 def test_show_prints_the_events_of_the_probes(cli, runs):
-    event = {"step": 400, "what": "diffuse → cooperative", "series": "head_specialization/phase"}
+    phase = "head_specialization/phase"
+    event = {"step": 400, "what": "diffuse → cooperative", "series": phase, "curve": phase}
     assert event in cli("show", "seed0", "--runs", runs, "--json").json["probe_events"]
     assert "diffuse → cooperative" in cli("show", "seed0", "--runs", runs).out
 

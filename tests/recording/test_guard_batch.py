@@ -14,7 +14,8 @@ from torch import Tensor, nn
 
 import stagelens as sl
 from kit.probe_models import loss_without_last_token, tokens, transformer
-from kit.tasks import Regression, Repeats, TwoMaps
+from kit.tasks import Regression, Repeats
+from stagelens.experiments import own
 from stagelens.models import build_transformer
 from stagelens.recording.guard import ModelChanged, fingerprint
 
@@ -94,8 +95,7 @@ def test_references_groups_and_directions_stay_those_of_the_batch(changed: str) 
 def test_a_batch_goes_to_the_models_device_without_its_graph() -> None:
     weight = torch.ones(3, requires_grad=True)
     batch = {"x": weight * torch.randn(4, 3), "y": weight, "n": 3}
-    recorder = sl.Recorder(TwoMaps(0).to("meta"), [], batch)
-    kept = recorder.context.batch
+    kept = own(batch, torch.device("meta"))  # what the recorder does with its batch
     assert kept["x"].device.type == kept["y"].device.type == "meta" and kept["n"] == 3
     assert kept["x"].is_leaf and kept["x"].requires_grad
 

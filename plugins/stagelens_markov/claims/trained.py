@@ -32,6 +32,12 @@ QUICK |= {"lr": 0.03, "train_size": 4224, "eval_size": 512}
 # The paper's sizes but for the batches (3,000 there), which make a run five times as fast. `patience` is ten passes
 # over the 9,000 sequences, as in the preset. Smaller batches learn I(3) later, so there are 4,000 steps, not 2,000.
 LONG: dict[str, Any] = {"batch_size": 600, "patience": 150, "steps": 4000, "eval_size": 1000}
+# Why most claims differ at these sizes, found on seed 0 after seeds 10 to 12 had been judged.
+TWO_PATTERNS = (
+    "reading: at the paper's sizes the minimal model learns I(1) and I(2) only, and two heads stay on I(1). Seed 0 does "
+    "the same with the preset `paper`, with u = 0.05, and in 6,000 steps on fresh data at a constant rate. C.1 does "
+    "not give its u"
+)
 # Table 4's intervals of four lags and Table 3's feedforward layer. The rest is smaller than the paper (d = 50, T = 20,
 # width 255, batches of 3,000, which take hours), and the start is that of the preset `quick`.
 FULL_LONG: dict[str, Any] = {"d": 30, "T": 8, "d_model": 126, "batch_size": 500, "eval_size": 500, "patience": 0}
@@ -63,6 +69,7 @@ class FollowImportance(Claim):
     """The paper's Fig. 3 is of the full model, and Fig. 1 of the minimal one."""
 
     id, title, reference = "M1", "stages follow importance", "Fig. 3 left"
+    reason = {"long": f"{TWO_PATTERNS}. The full model has the paper's order"}
 
     def checks(self, lab: Lab) -> Iterable[Check]:
         for task in (MINIMAL, FULL):
@@ -105,7 +112,8 @@ class CompeteThenCooperate(Claim):
     id, title, reference = "M3", "heads compete for the most important pattern, then cooperate", "Figs. 1, 2"
     reason = {
         "quick": "size: in seed 12 no head of the minimal model learns I(3) in 900 steps of a small chain. All else "
-        "holds"
+        "holds",
+        "long": f"{TWO_PATTERNS}. The phases are the paper's, and all of the full model",
     }
 
     def checks(self, lab: Lab) -> Iterable[Check]:
@@ -269,7 +277,8 @@ class WeightDecay(Claim):
     id, title, reference = "M9", "weight decay makes almost no difference", "C.5"
     reason = {
         "quick": "size: seed 12 of a small chain learns I(3) neither with nor without it by step 900; all times are "
-        "within 3%"
+        "within 3%",
+        "long": f"{TWO_PATTERNS}. The times of I(1) and I(2) are within 1%",
     }
 
     def checks(self, lab: Lab) -> Iterable[Check]:
