@@ -74,7 +74,7 @@ def draw_lengths(axis: Axes, runs: Sequence[Run], x: str, by: str, threshold: fl
         steps = np.array([run.manifest.steps for run in line], dtype=float)
         axis.plot(at[late], steps[late], "^", ms=5, mfc="none", color=style["color"])
         joined = (np.isfinite(means[1:]) & np.isfinite(means[:-1])).any()  # whether a line is seen
-        dot = {"marker": "^", "ms": 5, "mfc": "none"} if late.all() else {"marker": "o", "ms": 3}
+        dot: Any = {"marker": "^", "ms": 5, "mfc": "none"} if late.all() else {"marker": "o", "ms": 3}
         axis.plot([], [], label=named(by, value), **dot, **style if joined else style | {"ls": ""})
     ticks = values_of(runs, x)
     axis.set(xscale="log" if all(tick > 0 for tick in ticks) else "linear", yscale="log", xlabel=x)
@@ -106,7 +106,7 @@ def readable_ticks(low: float, high: float) -> list[float]:
     """Returns three or more round numbers from `low` to `high`: powers of ten, or finer ones if few of them fit."""
     powers = range(floor(log10(low)), ceil(log10(high)) + 1)
     choices = [[factor * 10.0**power for power in powers for factor in factors] for factors in FACTORS]
-    choices.append(MaxNLocator(6, steps=[1, 2, 5, 10]).tick_values(low, high).tolist())
+    choices.append(list(MaxNLocator(6, steps=[1, 2, 5, 10]).tick_values(low, high)))
     inside = [[tick for tick in ticks if low <= tick <= high] for ticks in choices]
     return next((ticks for ticks in inside if len(ticks) >= FEWEST_TICKS), inside[-1])
 
