@@ -36,7 +36,7 @@ def spare_heads(lab: Lab) -> Figure:
         times, loss = run.timeline.scalar("loss")
         curves.plot(times[1:], loss[1:], label=f"{heads} heads", **line_style(index))
     curves.set(xscale="log", xlabel=TIME_LABEL, ylabel="loss", ylim=(0, None))
-    curves.legend(loc="upper left", bbox_to_anchor=(1.0, 1.0))  # beside the panel: inside it covers a level
+    curves.legend(loc="upper left", bbox_to_anchor=(1.0, 1.0))  # right of the panel: inside, it covers a level
     for axis, (heads, run) in zip(maps, runs.items(), strict=True):
         names = run.timeline.column("attention").coordinate("position")
         shown = axis.imshow(run.timeline.series("attention")[-1], vmin=0, vmax=1, cmap="Greys", aspect="auto")
