@@ -18,6 +18,7 @@ MEANS = ("entropy", "effective_keys", "top_mass", "sparsity", "first_key_mass")
 THIRDS = ("first", "middle", "last")
 ONE_SAMPLE = "a standard error needs two sequences, or two queries of one"
 NO_THIRDS = "three thirds need three queries"
+ONE_SAMPLE_OF_THIRD = "a standard error of each third needs two sequences, or six queries of one"
 
 
 @dataclass(frozen=True)
@@ -139,5 +140,5 @@ class AttentionSparsity(Probe):
             return
         yield Reading(name, stack_layers([one.thirds for one in found]), dims, coords)
         errors = Reading(f"{name}_error", stack_layers([one.third_errors for one in found]), dims, coords)
-        known = any(one.n_queries > 3 or (one.n_sequences > 1 and one.n_queries == 3) for one in found)
-        yield errors if known else Omitted(errors.name, ONE_SAMPLE)
+        known = any(one.n_queries >= (3 if one.n_sequences > 1 else 6) for one in found)  # two samples in each third
+        yield errors if known else Omitted(errors.name, ONE_SAMPLE_OF_THIRD)

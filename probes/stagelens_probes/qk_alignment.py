@@ -33,6 +33,7 @@ ROTATED_CHANCE = (
 NO_DIRECTIONS = "the task names no directions (`directions=` of the recorder) to compare the components with"
 ONE_NUMBER = "keys and queries are single numbers (d_head = 1), which have one component by definition"
 ONE_QUERY = "there is one query vector, and the scores of one query have one component by definition"
+SAME_QUERIES = "all queries are the same vector, and the scores of one vector have one component by definition"
 ONE_SEQUENCE = "keys and queries are those of one sequence: there is no spread over sequences"
 LEAD_KEPT = 0.9  # a component stays the leading one while its variance is at least this fraction of the largest
 
@@ -115,6 +116,9 @@ DIMS: dict[str, tuple[str, ...]] = {
 }
 
 
+OF_SCORES = tuple(name for name in DIMS if name.startswith(("score_spectrum", "score_top", "score_rank")))
+
+
 class QKAlignment(Probe):
     """The components of each head's scores, the principal components of its keys and queries, and their directions."""
 
@@ -147,6 +151,8 @@ class QKAlignment(Probe):
         pairs = list(zip(queries.values(), keys.values(), strict=True))
         measures = self._measures([(query, key.heads(len(query.mean))) for query, key in pairs], context)
         omitted = dict(_omitted(reduced, context))
+        if not any(query.varies for query in queries.values()):
+            omitted |= dict.fromkeys(OF_SCORES, SAME_QUERIES)
         yield from (Omitted(name, reason) for name, reason in omitted.items())
         coords: dict[str, Sequence[Any]] = {"layer": layers(keys), "side": SIDES, "direction": list(context.directions)}
         for name, dims in DIMS.items():
@@ -168,7 +174,7 @@ class QKAlignment(Probe):
                 measures[layer] = {name: part[index] for name, part in parts.items()}
         for layer, (query, key) in enumerate(pairs):
             d_head = key.mean.shape[-1]
-            chance = map(torch.tensor, isotropic_scores(d_head, query.n, key.n))
+            chance = map(torch.tensor, isotropic_scores(d_head, query.n if query.varies else 1, key.n))
             measures[layer] |= dict(zip(("score_top_chance", "score_rank_chance"), chance, strict=True))
             measures[layer]["score_reference_chance"] = torch.tensor(1 / d_head)
         return [measures[layer] for layer in range(len(pairs))]

@@ -18,6 +18,7 @@ from stagelens_probes.norms import ordinary, scale_of
 GROUPS = 8  # groups of sequences whose spread gives the standard errors
 MODERATE = 1e-3  # the errors contain eighth powers, which are normal in float32 for sizes from this to its inverse
 DRAWS = 64  # draws of the chance levels
+SAME = 1e-6  # vectors that differ by less than this fraction of their largest entry are the same up to rounding
 ROUNDING = 1e-12  # keys whose variance is below this fraction of their mean square are constant up to rounding
 
 
@@ -34,16 +35,17 @@ class Moments:
     weights: Tensor  # [group]: the fraction of the sequences that are in each group
     n: int  # number of vectors
     centered: bool  # whether the mean was subtracted from x
+    varies: bool = True  # whether the vectors of any head differ
 
     @classmethod
     def of(cls, activation: Tensor, centered: bool) -> Moments:
         """Returns the moments of `activation` [sequence, position, head, d]."""
         x = wide(activation)
-        found = cls._of(x, centered)
+        found = replace(cls._of(x, centered), varies=differ(x))
         sizes = found.groups.diagonal(dim1=-2, dim2=-1).mean((0, 2)).sqrt()  # [head]
         if all(ordinary(sizes[None], MODERATE)):
             return found
-        return cls._of(x / scale_of(x, (0, 1, 3)), centered)
+        return replace(cls._of(x / scale_of(x, (0, 1, 3)), centered), varies=found.varies)
 
     @classmethod
     def _of(cls, x: Tensor, centered: bool) -> Moments:
@@ -85,6 +87,16 @@ class Moments:
         if times == 1:
             return self
         return replace(self, mean=self.mean.repeat_interleave(times, 0), groups=self.groups.repeat_interleave(times, 1))
+
+
+def differ(x: Tensor) -> bool:
+    """True if the vectors `x` [sequence, position, head, d] of a head differ by more than rounding, or if all are 0."""
+    first = x[:1, :1]
+    size = first.abs().amax((0, 1, 3))  # [head]
+    for others in (x[-1:, -1:], x):  # the last vector nearly always answers at once
+        if not bool(((others - first).abs().amax((0, 1, 3)) <= SAME * size).all()):
+            return True
+    return not bool(size.any())
 
 
 def shares(variances: Tensor) -> Tensor:

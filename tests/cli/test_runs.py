@@ -41,3 +41,10 @@ def test_a_wrong_key_or_expression_is_one_line(cli, runs):
     ]:
         answer = cli("runs", *words)
         assert answer.code == 2 and said in answer.complaint
+
+
+def test_a_file_is_no_directory_of_runs(cli, runs):
+    (runs.parent / "notes.txt").write_text("not a run")
+    answer = cli("runs", "--runs", "notes.txt")
+    assert answer.code == 2 and answer.complaint.startswith("notes.txt is a file; expected a directory of runs")
+    assert "no runs in empty" in cli("runs", "--runs", "empty").out  # a directory that is not there yet has none

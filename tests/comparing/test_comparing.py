@@ -12,6 +12,7 @@ import pytest
 import stagelens as sl
 from kit.written_runs import STEPS, staircase, timeline, write_run
 from stagelens.base.errors import UsageError
+from stagelens.figures.drawing import title_of
 from stagelens.report.charts import comparison_chart
 
 LEVELS = (3.0, 2.0, 1.0)
@@ -48,6 +49,18 @@ def test_the_same_seed_twice_does_not_count_twice(tmp_path):
     write_run(tmp_path, "a", {"loss": STEPS})
     write_run(tmp_path, "b", {"loss": STEPS})
     assert [group.name for group in sl.compare(["a", "b", "a"], folder=tmp_path).groups] == ["a", "b"]
+
+
+def test_runs_without_a_seed_go_by_their_names(tmp_path, cli):
+    for name, seeded in (("a", False), ("b", False), ("c", True)):
+        write_run(tmp_path, name, {"loss": STEPS}, kind="loop", task="loop", seeded=seeded)
+    groups = sl.compare(["a", "b", "c"], folder=tmp_path).groups
+    assert [(group.name, group.seeds) for group in groups] == [("a", [None]), ("b", [None]), ("c", [0])]
+    printed = cli("compare", "a", "b", "c", "--runs", str(tmp_path)).out
+    assert "a: loop\n" in printed and "b: loop\n" in printed and "c: loop, seed 0\n" in printed
+    assert [title_of(sl.load(name, tmp_path)) for name in "abc"] == ["a", "b", "loop, seed 0"]
+    assert cli("show", "a", "--runs", str(tmp_path)).out.startswith("a: loop, finished")
+    assert [row["seed"] for row in cli("runs", "--runs", str(tmp_path), "--json").json] == [None, None, 0]
 
 
 def test_a_group_has_the_median_and_the_extremes_of_its_seeds(tmp_path):

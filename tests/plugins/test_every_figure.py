@@ -7,11 +7,13 @@ from dataclasses import dataclass
 from typing import Any
 
 import pytest
+from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
 from kit.pictures import empty_panels
 from kit.tiny import host, tiny_settings
 from stagelens.claims import Lab, choose_figures, draw_figure
+from stagelens.figures import styled
 from stagelens_rich.data import corpus
 
 
@@ -33,3 +35,14 @@ def test_a_registered_figure_is_drawn(chosen, tmp_path, monkeypatch):
     figure = draw_figure(chosen.ref, TinyLab(host(), tmp_path))
     assert isinstance(figure, Figure)
     assert figure.axes and not empty_panels(figure)
+
+
+def test_the_legends_of_fig_4_of_recall_cover_no_level(tmp_path):
+    (chosen,) = [one for one in CHOSEN if (one.plugin, one.ref.name) == ("recall", "fig4")]
+    with styled():
+        figure = draw_figure(chosen.ref, TinyLab(host(), tmp_path))
+        FigureCanvasAgg(figure).draw()
+        with_legends = [axis for axis in figure.axes if axis.get_legend()]
+        assert len(with_legends) == 2
+        for axis in with_legends:
+            assert axis.get_legend().get_window_extent().x0 >= axis.get_window_extent().x1

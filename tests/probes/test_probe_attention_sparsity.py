@@ -12,7 +12,17 @@ import torch
 from torch.nn.functional import one_hot
 
 import stagelens as sl
-from kit.probe_models import PATTERN, Written, lens_model, measured, refusal, tokens, transformer, written_pattern
+from kit.probe_models import (
+    PATTERN,
+    Written,
+    lens_model,
+    measured,
+    omissions,
+    refusal,
+    tokens,
+    transformer,
+    written_pattern,
+)
 
 LN2, LN3 = np.log(2), np.log(3)
 
@@ -213,3 +223,17 @@ def test_its_dims_are_layer_and_head():
     recorder.measure(0)
     series = recorder.timeline["attention_sparsity/entropy"]
     assert series.dims == ("step", "layer", "head") and series.shape == (1, 2, 3)
+
+
+@pytest.mark.parametrize(("length", "sequences", "there"), [(5, 1, False), (6, 1, False), (7, 1, True), (4, 2, True)])
+def test_the_error_of_a_third_needs_two_samples_in_each(length, sequences, there):
+    """The first query sees one key and does not count: of 6 queries each third has two."""
+    pattern = torch.rand(sequences, 1, length, length, generator=torch.Generator().manual_seed(0)).tril()
+    given, omitted = omissions(written_pattern(pattern / pattern.sum(-1, keepdim=True)), "attention_sparsity")
+    assert "sparsity_by_third" in given and "sparsity_error" in given
+    assert ("sparsity_by_third_error" in given) == there == ("sparsity_by_third_error" not in omitted)
+    if there:
+        found = measured(written_pattern(pattern / pattern.sum(-1, keepdim=True)), "attention_sparsity")
+        assert np.isfinite(found["sparsity_by_third_error"]).all()
+    else:
+        assert "six queries of one" in omitted["sparsity_by_third_error"]

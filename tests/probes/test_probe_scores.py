@@ -8,7 +8,7 @@ import torch
 
 import stagelens as sl
 from kit.probe_models import Written, lens_model, measured, omissions, tokens, transformer
-from stagelens_probes.qk_alignment import DIMS
+from stagelens_probes.qk_alignment import DIMS, SAME_QUERIES
 from stagelens_probes.scores import isotropic_scores
 
 K, Q = "blocks.0.attn.hook_k", "blocks.0.attn.hook_q"
@@ -133,6 +133,39 @@ def test_constant_keys_have_no_components():
     constant = torch.full((4, 6, 1, 3), 1 / 3, dtype=torch.float32)
     found = heads(constant, draw(4, 6, 1, 3).float())
     assert [found[name].item() for name in ("score_top", "score_rank", "score_top_error")] == [0, 0, 0]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_queries_that_are_all_the_same_vector_have_no_score_components(dtype):
+    """One component is all that one vector can have. Its direction and its alignment with the keys remain."""
+    keys, one = draw(6, 7, 2, 3).to(dtype), draw(1, 1, 2, 3, seed=1).to(dtype)
+    model = Written({K: keys, Q: one.expand(6, 7, 2, 3).clone()})
+    given, omitted = omissions(model, "qk_alignment")
+    assert not [name for name in given if name.startswith(("score_top", "score_rank", "score_spectrum"))]
+    assert {omitted[name] for name in ("score_top", "score_rank", "score_spectrum")} == {SAME_QUERIES}
+    found = measured(model, "qk_alignment")
+    np.testing.assert_allclose(found["effective_rank"][0, :, 1], 1, atol=1e-4)
+    direction = (one / one.norm(dim=-1, keepdim=True))[0, 0].double().numpy()  # [head, d]
+    np.testing.assert_allclose(np.abs((found["leading"][0, :, 1] * direction).sum(-1)), 1, atol=1e-5)
+    np.testing.assert_allclose(
+        found["key_query"][0], (found["leading"][0, :, 0] * found["leading"][0, :, 1]).sum(-1) ** 2, atol=1e-5
+    )
+
+
+def test_a_layer_of_equal_queries_has_chance_one_and_another_one_its_own():
+    of_second = {name.replace("0", "1"): draw(6, 7, 2, 3, seed=index) for index, name in enumerate((K, Q))}
+    same = draw(1, 1, 2, 3, seed=4).expand(6, 7, 2, 3).clone()
+    found = measured(Written({K: draw(6, 7, 2, 3, seed=3), Q: same} | of_second), "qk_alignment")
+    for name in ("score_top", "score_rank"):
+        np.testing.assert_allclose(found[name][0], 1)
+        assert found[f"{name}_chance"].tolist() == pytest.approx([1, isotropic_scores(3, 42, 42)[name == "score_rank"]])
+
+
+def test_one_different_query_is_enough_and_queries_that_are_all_zero_have_readings_zero():
+    q = draw(1, 1, 2, 3, seed=1).expand(6, 7, 2, 3).clone()
+    q[3, 2, 1] *= 1 + 1e-4
+    assert "score_top" in heads(draw(6, 7, 2, 3), q)
+    assert not heads(draw(6, 7, 2, 3), torch.zeros(6, 7, 2, 3))["score_top"].any()
 
 
 @pytest.mark.parametrize(("d", "n_queries", "n_keys"), [(2, 30, 30), (8, 50, 200), (16, 12, 9), (8, 10**6, 10**6)])

@@ -27,6 +27,7 @@ def check(task, grid, *measures, **options):
         ("head_specialization/phase", "holds labels"),
         ("head_specialization/mass", "give one of them"),
         ("event:nope", "unknown event 'nope'"),
+        ("loss@0.1", "only plateau_length has a threshold, as plateau_length:loss@0.1"),
     ],
 )
 def test_an_unknown_part_is_named_with_the_known_ones(tmp_path, measure, line):

@@ -118,7 +118,6 @@ def test_stages_and_transitions_are_those_that_the_run_has(tmp_path) -> None:
     [
         ("", "expected a series"),
         ("loss:last", "unknown moment 'last'"),
-        ("loss@0.1", "only plateau_length has a threshold"),
         ("plateau_length@soon", "threshold 'soon'"),
         ("norm[head]", "expected elements such as"),
         ("loss:stage0", "unknown moment"),
@@ -127,6 +126,26 @@ def test_stages_and_transitions_are_those_that_the_run_has(tmp_path) -> None:
 def test_a_text_that_names_no_measure_is_reported_at_once(text: str, word: str) -> None:
     with pytest.raises(UsageError, match=word):
         parse_measure(text)
+
+
+def test_an_exact_name_of_a_series_wins(tmp_path) -> None:
+    """`recall@10` is no threshold of 10, and a series called `stages` is no number of stages."""
+    rising = STEPS / STEPS[-1]
+    series = {"loss": -STEPS, "recall@10": rising, "plateau_length@0.5": STEPS * 0.0 + 7, "stages": STEPS * 0.0 + 9}
+    run = write_run(tmp_path, "a", series | {"p/recall@5": (np.stack([rising, 3 * rising], axis=1), ("head",))})
+    assert value("recall@10", run) == value("recall@10:max", run) == 1.0 and value("recall@10:min", run) == 0.0
+    assert value("p/recall@5[head=1]", run) == value("mean(p/recall@5[head=1]):final", run) == 3.0
+    assert value("plateau_length@0.5", run) == 7.0 and value("stages", run) == 9.0
+    assert value("plateau_length:recall@10@0.25", run) == pytest.approx(250)
+    named = value("plateau_length:recall@10@50%", write_run(tmp_path, "b", {"loss": STEPS, "recall@10": 2 - rising}))
+    assert named == parse_measure("plateau_length:recall@10")(sl.load("b", tmp_path)).value == STEPS[-1]
+    other = write_run(tmp_path, "c", {"loss": STEPS, "recall": 20 * rising})
+    assert value("plateau_length:recall@10", other) == pytest.approx(500)  # there is no series `recall@10`
+
+
+def test_a_threshold_without_a_plateau_is_an_error(regression) -> None:
+    with pytest.raises(UsageError, match=r"only plateau_length has a threshold, as plateau_length:loss@0.1"):
+        parse_measure("loss@0.1")(regression)
 
 
 def test_unknown_series_and_places_name_the_known_ones(regression) -> None:

@@ -244,6 +244,17 @@ def test_groups_directions_references_predictions_and_stage_names_of_a_loop(cli:
         run.model_at(3)
 
 
+def test_a_run_without_a_seed_has_none_also_when_it_is_resumed(cli: Any) -> None:
+    model = plain_model("scaled")
+    for steps in (range(2), range(2, 4)):
+        with recorder_of(model, run="mine", config={"lr": 0.01}, resume=True) as recorder:
+            loop(recorder, model, steps)
+        assert sl.load("mine").seed is None
+    assert sl.load("mine").timeline.save("copy", config={"seed": 0}).seed == 0
+    page = (Path("runs") / "mine" / "report.html").read_text(encoding="utf-8")
+    assert "<dt>seed</dt>" not in page and cli("export", "mine", "--format", "netcdf").code == 0
+
+
 def test_a_timeline_in_memory_becomes_a_run(cli: Any) -> None:
     model = plain_model("scaled")
     recorder = recorder_of(model)
@@ -321,6 +332,7 @@ def test_runs_that_differ_in_the_seed_of_their_config_are_seeds_of_one_group(cli
             loop(recorder, model, range(4))
     run = sl.load("seed2")
     assert (run.manifest.seed, run.manifest.config) == (2, {"lr": 0.01})
+    assert sl.load("seed2").seed == 2
     (group,) = sl.compare(["seed1", "seed2"]).groups
     assert group.seeds == [1, 2]
     model = plain_model("scaled")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import resource
 import subprocess
 
@@ -180,6 +181,13 @@ def test_a_step_that_the_run_has_not_reached_has_no_model(tmp_path):
     for step in (-1, 41):
         with pytest.raises(UsageError, match=rf"no model at step {step}; it covers 0 to 40"):
             done.model_at(step)
+
+
+@pytest.mark.parametrize("step", ["x", float("nan"), float("inf"), [3]])
+def test_what_is_no_step_has_no_model(tmp_path, step):
+    done = run(Regression, tmp_path)
+    with pytest.raises(UsageError, match=rf"^step {re.escape(repr(step))}: expected a training step, or None"):
+        done.model_at(step)
 
 
 def test_a_loaded_run_knows_its_task(tmp_path):

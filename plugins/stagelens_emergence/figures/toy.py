@@ -129,12 +129,12 @@ def landscape_figure(problem: ReducedModel, time: float) -> Figure:
     levels = np.geomspace(1e-4, 10, 26)
     shown = axis.contourf(A, W, np.clip(loss, levels[0], levels[-1]), levels, cmap="viridis", norm="log")
     figure.colorbar(shown, ax=axis, label="loss", ticks=[1e-4, 1e-3, 1e-2, 0.1, 1, 10])
-    axis.plot(delta_a, w, color="white", lw=2)
-    axis.plot(0, 0, color="white", marker="x", ms=8, mew=2)
+    axis.plot(delta_a, w, color="white", lw=2, label="flow")
+    axis.plot(0, 0, color="white", marker="x", ms=8, mew=2, ls="", label="its start, (0, 0)")
     alpha = problem.attention(a_axis)
     valley = problem.equilibrium(alpha)[-1] * np.sqrt(problem.d) / problem.norm[-1]
     axis.plot(a_axis, np.where(valley <= w_axis[-1], valley, np.nan), color="white", ls=":", label="w at equilibrium")
-    axis.legend(loc="lower right", labelcolor="white", frameon=False)
+    axis.legend(loc="lower right", labelcolor="white", facecolor="0.2", edgecolor="none", framealpha=0.6, frameon=True)
     axis.set(xlabel="Δa", ylabel="w", xlim=(a_axis[0], a_axis[-1]), ylim=(w_axis[0], w_axis[-1]))
     return figure
 

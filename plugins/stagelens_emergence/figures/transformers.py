@@ -11,12 +11,13 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
+from math import ceil, floor, log10
 from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import MaxNLocator, NullLocator, StrMethodFormatter
+from matplotlib.ticker import FixedLocator, MaxNLocator, NullLocator, StrMethodFormatter
 
 from stagelens import Run
 from stagelens.claims import Lab
@@ -24,16 +25,25 @@ from stagelens.figures import THEORY, line_style, panels, title_of
 from stagelens_emergence.claims import recall, regression
 from stagelens_emergence.claims.measures import ANSWERING, LEARNED, LEAVING, Seeds, plateau_of
 
+ONCE = "once"  # instead of B: every sequence has each pair exactly once
+FEWEST_TICKS = 3  # on an axis of plateau lengths
+FACTORS = (1,), (1, 2, 5), (1, 2, 3, 5, 7)  # of powers of ten: ticks, from coarse to fine
+
 
 def setting(run: Run, key: str) -> Any:
-    """Returns a run's value of a config key; "once" if recall has no B."""
+    """Returns a run's value of a config key; `ONCE` if recall has no B."""
     value = run.manifest.config[key]
-    return "once" if value is None else value
+    return ONCE if value is None else value
 
 
 def values_of(runs: Iterable[Run], key: str) -> list[Any]:
     """Returns the different values of a config key, sorted, words first."""
     return sorted({setting(run, key) for run in runs}, key=lambda v: (not isinstance(v, str), v))
+
+
+def named(key: str, value: Any) -> str:
+    """Returns an entry of a legend: `B = 2`, also of a value 2.0; `exactly once` if recall has no B."""
+    return "exactly once" if isinstance(value, str) and value == ONCE else f"{key} = {value:g}"
 
 
 def commonest(runs: Sequence[Run], key: str) -> list[Run]:
@@ -57,37 +67,55 @@ def draw_lengths(axis: Axes, runs: Sequence[Run], x: str, by: str, threshold: fl
         style = line_style(index)
         at = np.array([setting(run, x) for run in line], dtype=float)  # [run]
         lengths = np.array([plateau_of(run, threshold) for run in line], dtype=float)  # [run], nan: not ended
-        means = [lengths[at == position].mean() for position in np.unique(at)]
+        means = np.array([lengths[at == position].mean() for position in np.unique(at)])
         axis.plot(np.unique(at), means, **style)
         axis.plot(at, lengths, "o", ms=3, color=style["color"])
-        axis.plot([], [], marker="o", ms=3, label=f"{by} = {value}", **style)
         late = np.isnan(lengths)
         steps = np.array([run.manifest.steps for run in line], dtype=float)
         axis.plot(at[late], steps[late], "^", ms=5, mfc="none", color=style["color"])
-    axis.set(xscale="log", yscale="log", xlabel=x, ylabel="plateau length, steps")
+        joined = (np.isfinite(means[1:]) & np.isfinite(means[:-1])).any()  # whether a line is seen
+        dot: Any = {"marker": "^", "ms": 5, "mfc": "none"} if late.all() else {"marker": "o", "ms": 3}
+        axis.plot([], [], label=named(by, value), **dot, **style if joined else style | {"ls": ""})
     ticks = values_of(runs, x)
+    axis.set(xscale="log" if all(tick > 0 for tick in ticks) else "linear", yscale="log", xlabel=x)
+    axis.set_ylabel("plateau length, steps")
     axis.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
-    if len(ticks) == 1:
+    if len(ticks) == 1 and ticks[0] > 0:
         axis.set_xlim(ticks[0] / 2, ticks[0] * 2)
     axis.xaxis.set_minor_locator(NullLocator())
-    plain_steps(axis)
+    fit_lengths([axis])
     _legend(axis)
 
 
-def plain_steps(axis: Axes) -> None:
-    """Writes the ticks of a logarithmic y axis as plain numbers, even if it spans less than a factor of ten."""
-    low, high = axis.get_ylim()
-    if high < 20 * low:
-        axis.yaxis.set_major_locator(MaxNLocator(5, steps=[1, 2, 5, 10]))
-    axis.yaxis.set_minor_locator(NullLocator())
-    axis.yaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
+def fit_lengths(axes: Sequence[Axes]) -> None:
+    """Gives logarithmic y axes the limits of all their data, and three or more ticks as plain numbers."""
+    low, high = np.transpose([axis.dataLim.intervaly for axis in axes])
+    low, high = low[np.isfinite(low)].min(initial=np.inf), high[np.isfinite(high)].max(initial=-np.inf)
+    if not 0 < low <= high:  # no plateau length
+        return
+    margin = max(1.15, (high / low) ** 0.08)
+    ticks = readable_ticks(low / margin, high * margin)
+    for axis in axes:
+        axis.set_ylim(low / margin, high * margin)
+        axis.yaxis.set_major_locator(FixedLocator(ticks))
+        axis.yaxis.set_minor_locator(NullLocator())
+        axis.yaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
+
+
+def readable_ticks(low: float, high: float) -> list[float]:
+    """Returns three or more round numbers from `low` to `high`: powers of ten, or finer ones if few of them fit."""
+    powers = range(floor(log10(low)), ceil(log10(high)) + 1)
+    choices = [[factor * 10.0**power for power in powers for factor in factors] for factors in FACTORS]
+    choices.append(list(MaxNLocator(6, steps=[1, 2, 5, 10]).tick_values(low, high)))
+    inside = [[tick for tick in ticks if low <= tick <= high] for ticks in choices]
+    return next((ticks for ticks in inside if len(ticks) >= FEWEST_TICKS), inside[-1])
 
 
 def draw_curves(axis: Axes, runs: Sequence[Run], by: str, series: str) -> None:
     """Draws `series` over the steps, one line for each run, in one style for each value of `by`."""
     for index, value in enumerate(values_of(runs, by)):
         for number, run in enumerate(run for run in runs if setting(run, by) == value):
-            label = None if number else f"{by} = {value}"
+            label = None if number else named(by, value)
             axis.plot(*run.timeline.scalar(series), label=label, **line_style(index) | {"lw": 1.2})
     axis.set(xlabel="step", ylabel=series.rpartition("/")[2].replace("_", " "))
     _legend(axis)
@@ -156,7 +184,7 @@ def fig11(runs: Sequence[Run]) -> Figure:
         if "relevant_attention/mass" in run.timeline:
             steps, mass = run.timeline.steps, run.timeline.series("relevant_attention/mass")  # [step, layer, head]
             axes[0, 1].plot(steps, mass.max((1, 2)), label=label, **line_style(index))
-    axes[0, 0].axhline(LEARNED, zorder=0, label="end of the plateau (D.1)", **THEORY)
+    axes[0, 0].axhline(LEARNED, zorder=0, label=f"loss {LEARNED:g}: the plateau ends (D.1)", **THEORY)
     axes[0, 0].set(xlabel="step", ylabel="test loss", ylim=(0, 0.65))
     axes[0, 0].legend()
     axes[0, 1].set(xlabel="step", ylabel="attention to the relevant token", ylim=(0, 1.02))
@@ -189,10 +217,7 @@ def _split(runs: Sequence[Run], title: str, parts: Sequence[tuple[str, Callable[
     for axis, (name, belongs) in zip(axes[0], parts, strict=True):
         draw_lengths(axis, [run for run in runs if belongs(run)], "d", "T", LEARNED)
         axis.set_title(name)
-    low, high = zip(*(axis.get_ylim() for axis in axes[0]), strict=True)
-    for axis in axes[0]:
-        axis.set_ylim(min(low), max(high))
-        plain_steps(axis)
+    fit_lengths(axes[0])
     return figure
 
 

@@ -89,7 +89,8 @@ def fig6(lab: Lab) -> Figure:  # noqa: ARG001
             axis.axvline(
                 step, color="0.2", lw=0.9, ls=":", label=None if d else f"{JUST_LEARNED:.0%} of e_d is learned"
             )
-            axis.annotate(f"t_{d + 1}", (step, 1.0), (3, 0), "data", textcoords="offset points", va="top", fontsize=8)
+            above: Any = {"xycoords": ("data", "axes fraction"), "textcoords": "offset points", "xytext": (0, 2)}
+            axis.annotate(f"t_{d + 1}", (step, 1.0), ha="center", va="bottom", fontsize=8, **above)
     log_steps(axis, task.config.steps)
     name_beside(axis, levels)
     axis.set_ylabel(LOSS)
@@ -127,7 +128,7 @@ def _heads_with_eigenvectors(run: Run) -> list[str]:
 def keys_figure(task: Separate) -> Figure:
     """Draws the keys of all heads on each plateau, as rows, and the eigenvectors of Lambda."""
     panels = [*keys_on_plateaus(task), ("eigenvectors", task.covariance.eigenvectors)]
-    figure, axes = grid((1, len(panels)), panel=(1.35, 1.35), gap=(0.3, 0.0), margin=(0.65, 1.05, 0.8, 0.35))
+    figure, axes = grid((1, len(panels)), panel=(1.5, 1.5), gap=(0.3, 0.0), margin=(0.7, 1.05, 0.8, 0.35))
     for axis, (name, rows) in zip(axes[0], panels, strict=True):
         size = max(float(np.abs(rows).max()), 1e-12)
         image = axis.imshow(rows / size, cmap="PuOr", vmin=-1, vmax=1, aspect="auto")
@@ -136,9 +137,9 @@ def keys_figure(task: Separate) -> Figure:
         axis.set_xticks([])
         last = axis is axes[0, -1]
         names = [f"e{row + 1}" if last else f"head {row}" for row in range(len(rows))]
-        axis.set_yticks(range(len(rows)), names if last or axis is axes[0, 0] else [], fontsize=7)
+        axis.set_yticks(range(len(rows)), names if last or axis is axes[0, 0] else [], fontsize=8)
         axis.tick_params(length=0, pad=2)
-        axis.set_xlabel("weight of x", fontsize=7)
+        axis.set_xlabel("weight of x", fontsize=8)
     corner, width = axes[0, -1].get_position(), figure.get_figwidth()
     scale = figure.add_axes((corner.x1 + 0.15 / width, corner.y0, 0.12 / width, corner.height))
     figure.colorbar(image, cax=scale, label="of the largest\n(written: tenths)")
@@ -160,4 +161,4 @@ def _write_numbers(axis: Axes, values: Any) -> None:
         return
     for (row, column), value in np.ndenumerate(values):
         colour = "white" if abs(value) > 0.7 else "0.2"
-        axis.text(column, row, f"{10 * value:.0f}".replace("-0", "0"), color=colour, ha="center", va="center", size=6)
+        axis.text(column, row, f"{10 * value:.0f}".replace("-0", "0"), color=colour, ha="center", va="center", size=8)

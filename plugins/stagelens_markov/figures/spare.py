@@ -29,14 +29,14 @@ SEEDS = (0, 1, 2)  # of the tables in docs/spare-heads.md
 def spare_heads(lab: Lab) -> Figure:
     """Draws the loss of the flow, and where each head attends in the end."""
     runs = {heads: flow(lab, heads, 0) for heads in IN_THE_FLOW}
-    figure = Figure(figsize=(9.6, 3.0))
+    figure = Figure(figsize=(11.2, 3.0))
     curves, *maps = figure.subplots(1, 1 + len(runs), width_ratios=(2.2, *[1] * len(runs)))
     draw_levels(curves, levels_of(runs[IN_THE_FLOW[0]]))
     for index, (heads, run) in enumerate(runs.items()):
         times, loss = run.timeline.scalar("loss")
         curves.plot(times[1:], loss[1:], label=f"{heads} heads", **line_style(index))
     curves.set(xscale="log", xlabel=TIME_LABEL, ylabel="loss", ylim=(0, None))
-    curves.legend()
+    curves.legend(loc="upper left", bbox_to_anchor=(1.0, 1.0))  # right of the panel: inside, it covers a level
     for axis, (heads, run) in zip(maps, runs.items(), strict=True):
         names = run.timeline.column("attention").coordinate("position")
         shown = axis.imshow(run.timeline.series("attention")[-1], vmin=0, vmax=1, cmap="Greys", aspect="auto")

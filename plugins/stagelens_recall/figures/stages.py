@@ -14,6 +14,7 @@ from stagelens.figures import draw_levels, headline, levels_of, line_style, titl
 from stagelens_recall.claims.trained import BETAS, PROBES
 
 BETA, MASS = "recall_circuit/beta", "head_specialization/mass"
+RIGHT: Any = {"loc": "upper left", "bbox_to_anchor": (1.0, 1.0)}  # a legend right of its panel, where no line is
 MAPS = 5  # the largest number of attention maps
 
 
@@ -25,17 +26,17 @@ def staged_learning(run: Run) -> Figure | None:
     timeline = run.timeline
     if BETA not in timeline or MASS not in timeline or len(timeline.steps) < 2:
         return None
-    figure = Figure(figsize=(7.2, 6.2))
+    figure = Figure(figsize=(8.2, 6.2))
     rows: Any = figure.subfigures(2, 1, height_ratios=(2.2, 1))
     loss, beta = rows[0].subplots(2, 1, sharex=True)
     loss.plot(*timeline.scalar("loss"), label="loss", **line_style(0))
     draw_levels(loss, levels_of(run), label="theory: levels (A.4)")
     loss.set_ylabel("loss")
-    loss.legend()
+    loss.legend(**RIGHT)
     for h, column in enumerate(timeline.series(BETA).T):
         beta.plot(timeline.steps, column, label=f"head {h}", **line_style(h))
     beta.set(ylabel="beta", xlabel="training step")
-    beta.legend()
+    beta.legend(**RIGHT)
     _draw_attention(rows[1], run)
     number = "Fig. 4" if run.experiment.config.first_betas[-1] > run.experiment.config.first_betas[0] else "Fig. 1"
     headline(figure, f"{number}: stages, betas and attention; {title_of(run)}")

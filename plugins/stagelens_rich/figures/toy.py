@@ -17,7 +17,7 @@ from stagelens_rich.tasks.toy import PARTS, HighDim, RichToy, second_layer
 
 LOSSES = {"loss": "total", "loss_4gram": "4-gram", "loss_induction": "induction head"}
 LOWEST = 1e-9  # the bottom of the loss axis
-NAME = 8.0  # points that the upright name of a time takes
+NAME = 10.0  # points that the upright name of a time takes
 OPTIMIZERS = {"gd": "gradient descent", "adam": "Adam"}
 
 
@@ -70,7 +70,7 @@ def _mark_times(axis: Axes, task: Any, run: Run) -> None:
         here = float(axis.transData.transform((time, 1.0))[0]) * 72 / axis.figure.dpi
         end = max(here, end + NAME)
         corner: Any = {"xycoords": ("data", "axes fraction"), "textcoords": "offset points", "xytext": (end - here, 2)}
-        axis.annotate(name, (time, 1.0), rotation=90, ha="center", fontsize=6, **corner)
+        axis.annotate(name, (time, 1.0), rotation=90, ha="center", fontsize=8, **corner)
 
 
 def _parameters(run: Run) -> dict[str, Any]:

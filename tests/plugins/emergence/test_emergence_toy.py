@@ -211,6 +211,9 @@ def test_figures_are_drawn(quick, tmp_path):
             title = figure.get_suptitle() or figure.axes[0].get_title("left")
             assert title.startswith(f"Fig. {name[3:]}:")
             assert all(axis.lines or axis.collections for axis in figure.axes)
+            if preset == "fig6":
+                entries = [text.get_text() for text in figure.axes[0].get_legend().get_texts()]
+                assert entries == ["flow", "its start, (0, 0)", "w at equilibrium"]
 
 
 def test_the_flow_is_scored_against_its_linearization(tmp_path):

@@ -164,6 +164,35 @@ def test_without_an_effect_of_b_s8_differs_there_alone(tmp_path):
     ]
 
 
+@pytest.mark.parametrize(("low", "high"), [(105, 107), (90, 130), (300, 1000), (120, 9000), (3, 3e6), (1.2, 1.3)])
+def test_an_axis_of_lengths_has_ticks_to_read_it_by(low, high):
+    ticks = figures.readable_ticks(low, high)
+    assert 3 <= len(ticks) <= 8 and all(low <= tick <= high for tick in ticks)
+    assert all(float(f"{tick:g}") == pytest.approx(tick, rel=1e-9) and len(f"{tick:g}") <= 6 for tick in ticks)
+
+
+def test_an_entry_of_a_legend_looks_like_what_is_drawn(tmp_path):
+    """A line joins several positions; one position has dots alone, and plateaus without an end have triangles."""
+    lab = Shelf(make_host(), tmp_path, seeds=(0,), regression=lambda c, seed: NEVER if c.d == 16 else 50.0)
+    runs = [
+        *grid(lab, "emergence/regression", T=(8, 16), d=(4,)),
+        *grid(lab, "emergence/regression", T=(8,), d=(8, 16)),
+    ]
+    _, axes = figures.panels(1, 1, "")
+    figures.draw_lengths(axes[0, 0], runs, "T", "d", figures.LEARNED)
+    legend = axes[0, 0].get_legend()
+    entries = zip(legend.get_texts(), legend.get_lines(), strict=True)
+    looks = {text.get_text(): (line.get_linestyle() != "None", line.get_marker()) for text, line in entries}
+    assert looks == {"d = 4": (True, "o"), "d = 8": (False, "o"), "d = 16": (False, "^")}
+
+
+def test_the_values_in_a_legend_have_one_format():
+    assert [figures.named("B", value) for value in (2, 2.0, 0.5, figures.ONCE)] == [
+        *("B = 2", "B = 2", "B = 0.5"),
+        "exactly once",
+    ]
+
+
 def test_a_plateau_without_an_end_is_in_words_and_in_no_order(tmp_path):
     def stuck(c, seed):
         return NEVER if (c.T, c.d, c.B) == (32, 16, 1) else regression_length(c, seed)

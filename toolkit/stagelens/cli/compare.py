@@ -77,7 +77,8 @@ def show_comparison(comparison: AlignedRuns) -> None:
     columns = [column for column in comparison.columns if column not in ("group", "task", "seeds", "drop")]
     for group in dict.fromkeys(row["group"] for row in comparison.table):
         rows = [row for row in comparison.table if row["group"] == group]
-        title = f"{group}: {rows[0]['task'] or 'timeline'}, seed {output.show(rows[0]['seeds'])}"
+        seeds = output.show(rows[0]["seeds"]).strip()
+        title = f"{group}: {rows[0]['task'] or 'timeline'}{f', seed {seeds}' if seeds else ''}"
         output.print_table(columns, [[_with_spread(row, column) for column in columns] for row in rows], title)
         output.say("")
     if any("spread" in row for row in comparison.table):

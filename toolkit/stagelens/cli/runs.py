@@ -22,9 +22,12 @@ def list_runs(where: Where = None, sort: Sort = None, runs: Runs = None, json: J
 
     Example: stagelens runs --where "status=finished and seed>=1" --sort -created
     """
+    from stagelens.base import UsageError
     from stagelens.runs import catalogue, defects_in, runs_folder
 
     folder = runs_folder(runs)
+    if folder.exists() and not folder.is_dir():
+        raise UsageError(f"{folder} is a file; expected a directory of runs: give one with --runs")
     found, wrong = catalogue(folder), defects_in(folder)
     rows: list[dict[str, Any]] = [
         {
@@ -32,7 +35,7 @@ def list_runs(where: Where = None, sort: Sort = None, runs: Runs = None, json: J
             "name": run.name,
             "task": run.manifest.task,
             "preset": run.manifest.preset,
-            "seed": run.manifest.seed,
+            "seed": run.seed,
             "status": run.status,
             "steps": run.manifest.steps,
             "created": run.manifest.created,

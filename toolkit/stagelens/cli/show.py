@@ -70,7 +70,8 @@ def show_formed(formed: list[dict[str, Any]]) -> None:
 
 
 def _show_head(run: Run, summary: dict[str, Any]) -> None:
-    output.say(f"{summary['name']}: {summary['task']}, seed {summary['seed']}, {summary['status']}")
+    seed = "" if summary["seed"] is None else f", seed {summary['seed']}"
+    output.say(f"{summary['name']}: {summary['task']}{seed}, {summary['status']}")
     compiling = run.manifest.compile_seconds
     compiled = "" if compiling is None else f", {compiling:.1f} s of them compiling"
     done = f"{output.show(summary['step'])} of {summary['steps']:g} steps"

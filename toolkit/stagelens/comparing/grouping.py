@@ -27,12 +27,13 @@ def group_members(members: Sequence[Member]) -> list[RunGroup]:
     """Returns `members` in groups of the same task and config, in order of first appearance.
 
     A second run of a seed starts another group, so that no seed counts twice. A timeline without a run is a group of
-    its own, because its config is unknown.
+    its own, because its config is unknown; so is a run without a seed.
     """
     groups: dict[tuple[Any, ...], list[Member]] = {}
     times: Counter[str] = Counter()
     for number, member in enumerate(members):
-        what = json.dumps([member.task, member.config if member.run else number], sort_keys=True, default=str)
+        known = member.run is not None and member.seed is not None
+        what = json.dumps([member.task, member.config if known else number], sort_keys=True, default=str)
         times[f"{what} {member.seed}"] += 1
         groups.setdefault((what, times[f"{what} {member.seed}"]), []).append(member)
     names = [_group_name(group, list(groups.values())) for group in groups.values()]

@@ -48,7 +48,7 @@ class Member:
         last = float(timeline.steps[-1]) if len(timeline.steps) else 0.0
         end = last if run.status == "finished" else max(last, float(manifest.steps))
         return cls(
-            run.name, timeline, manifest.task, manifest.seed, manifest.config, manifest.metric, run.status, end, run
+            run.name, timeline, manifest.task, run.seed, manifest.config, manifest.metric, run.status, end, run
         )._measured()
 
     def _measured(self) -> Member:

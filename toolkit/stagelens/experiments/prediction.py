@@ -50,6 +50,10 @@ class Prediction:
     event: str = ""
     compared_with: str = ""
 
+    def series_in(self, timeline: Timeline) -> str:
+        """Returns the series of `timeline` that it is about, without the brackets that name one element of it."""
+        return curve_name(self.series, timeline).series
+
 
 @dataclass(frozen=True)
 class Score:
@@ -194,7 +198,7 @@ def _score_curve(prediction: Prediction, timeline: Timeline) -> Score:
     """Scores the largest distance between curve and series in the window, relative to the curve's range there."""
     assert callable(prediction.expected)
     label = (prediction.name, "curve", prediction.series)
-    if curve_name(prediction.series, timeline).series not in timeline:
+    if prediction.series_in(timeline) not in timeline:
         note = f"{prediction.series} was not recorded"
         return Score(*label, None, None, None, prediction.reference, note=note)
     steps, values = timeline.scalar(prediction.series, prediction.place)

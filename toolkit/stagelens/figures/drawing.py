@@ -32,8 +32,8 @@ GREYS = ("1.0", "0.94", "0.88", "0.82")
 
 
 def title_of(run: Run) -> str:
-    """Returns `task, seed 0`, the headline of a run's figures."""
-    return f"{run.manifest.task}, seed {run.manifest.seed}"
+    """Returns `task, seed 0`, the headline of a run's figures; the name of a run without a seed."""
+    return run.name if run.seed is None else f"{run.manifest.task}, seed {run.seed}"
 
 
 def x_label(run: Run) -> str:
@@ -69,9 +69,13 @@ _drawable: WeakKeyDictionary[Run, list[Prediction]] = WeakKeyDictionary()  # pre
 
 
 def _can_be_drawn(prediction: Prediction, run: Run) -> bool:
-    """True if a predicted curve can be computed at the run's steps, or if a level or time is a number."""
+    """True if a predicted curve can be computed at the run's steps, or if a level or time is a number.
+
+    The name of its series must be right, too.
+    """
     experiment = run.experiment
     with noting(run.noted, f"prediction {prediction.name!r}", experiment, experiment.predictions):
+        prediction.series_in(run.timeline)
         if callable(prediction.expected):
             theory_curve(prediction, run.timeline.steps)
         else:
@@ -187,7 +191,7 @@ def draw_predictions(axis: Axes, run: Run, name: str) -> None:
 
     The legend gives the equations they come from. Levels are named next to the axis, times at its foot.
     """
-    shown = [prediction for prediction in predictions_of(run) if prediction.series == name]
+    shown = [prediction for prediction in predictions_of(run) if prediction.series_in(run.timeline) == name]
     steps = run.timeline.steps
     levels = draw_levels(axis, [prediction for prediction in shown if prediction.kind == "level"])
     for kind, look in (("time", TIME), ("curve", THEORY)):

@@ -39,7 +39,8 @@ UNITS = {"kl_to_references/kl": "KL to reference, nats"}
 def loss_figure(run: Run) -> Figure | None:
     """Draws the metric with stages and predictions; below it excess, KL to the references, other predicted series."""
     predictions = predictions_of(run)
-    wanted = [run.manifest.metric, "loss", "excess", "kl_to_references/kl", *(p.series for p in predictions)]
+    predicted = [prediction.series_in(run.timeline) for prediction in predictions]
+    wanted = [run.manifest.metric, "loss", "excess", "kl_to_references/kl", *predicted]
     panels = [name for name in dict.fromkeys(wanted) if name in run.timeline]
     if not panels:
         return None
@@ -54,7 +55,7 @@ def loss_figure(run: Run) -> Figure | None:
     for axis, name in zip(axes, panels, strict=True):
         draw_predictions(axis, run, name)
         shade_stages(axis, run, labels=axis is axes[0])
-        levels = [p.name for p in predictions if p.kind == "level" and p.series == name]
+        levels = [p.name for p, about in zip(predictions, predicted, strict=True) if (p.kind, about) == ("level", name)]
         room = max(room, legend_beside(axis, levels))
         axis.set_ylabel(UNITS.get(name, name.replace("/", "/\n")))
     axes[-1].set_xlabel(x_label(run))

@@ -26,7 +26,7 @@ import numpy as np
 from stagelens.base import UsageError
 from stagelens.comparing import ALIGNMENTS, UNBOUNDED, Member
 from stagelens.figures import COLOURS, DASHES, theory_curve
-from stagelens.timelines import chance_levels, curve_name, is_companion, lines_of, probe_events
+from stagelens.timelines import chance_levels, is_companion, lines_of, probe_events
 
 if TYPE_CHECKING:
     from stagelens.comparing import AlignedRuns, Curve, RunGroup
@@ -64,7 +64,7 @@ def run_chart(run: Run, predictions: Sequence[Prediction] = ()) -> Chart | None:
         ]
         drawn = [p for p in times if one in UNBOUNDED or member.steps[0] <= p.expected <= member.steps[-1]]
         chart["times"][one] = [
-            {"at": a, "name": p.name, "series": curve_name(p.series, run.timeline).series}
+            {"at": a, "name": p.name, "series": p.series_in(run.timeline)}
             for a, p in zip(at([p.expected for p in drawn]), drawn, strict=True)
         ]
         chart["events"][one] = [
@@ -141,7 +141,7 @@ def _run_series(run: Run, name: str, predictions: Sequence[Prediction]) -> dict[
         for index, (label, values) in enumerate(zip(lines.labels, lines.values.T, strict=True))
     ]
     traces += _chance_traces(run, name)
-    about = [p for p in predictions if curve_name(p.series, run.timeline).series == name]
+    about = [p for p in predictions if p.series_in(run.timeline) == name]
     traces += [_theory_trace(p, run) for p in about if callable(p.expected)]
     levels = [{"y": float(p.expected), "name": p.name} for p in about if p.kind == "level" and not callable(p.expected)]
     return {

@@ -112,6 +112,7 @@ class Manifest:
     process: Integer = 0  # id of the process that wrote it last
     host: str = ""  # name of its machine
     vectorized: Integer | None = None  # the revision that trained it with other seeds; 0: alone; None: 1, or alone
+    seeded: bool = True  # False: a user's loop gave no seed; `seed` is 0 then
     timeline: str = ""  # digest of `timeline.sqlite` at the end of the run; empty while the run is written
     format: Integer = FORMAT  # of this file
 

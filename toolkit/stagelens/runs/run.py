@@ -53,7 +53,7 @@ class Run:
     @cached_property
     def timeline(self) -> Timeline:
         """All measurements. They are read at the first use; `refresh` reads them again."""
-        attributes = {"run": self.name, "task": self.manifest.task, "seed": self.manifest.seed}
+        attributes = {"run": self.name, "task": self.manifest.task, "seed": self.seed}
         try:
             read = read_measurements(self.folder, self.manifest.timeline)
         except NotAsItEnded:
@@ -204,15 +204,27 @@ class Run:
         return self.manifest.predictions
 
     def _stored_predictions(self) -> list[Prediction]:
-        """Returns the levels and times in the manifest, as predictions of series of one number per step."""
+        """Returns the levels and times in the manifest, as predictions of what is one number per step."""
         from stagelens.experiments import Prediction
 
-        single = {name for name in self.timeline if self.timeline.column(name).size == 1}
-        return [
+        found = [
             Prediction(p["name"], p["kind"], p["expected"], p["reference"], p["series"])
             for p in self.predictions
-            if p.get("kind") in ("level", "time") and p.get("expected") is not None and p.get("series") in single
+            if p.get("kind") in ("level", "time") and p.get("expected") is not None and p.get("series")
         ]
+        return [prediction for prediction in found if self._has_number(prediction.series)]
+
+    def _has_number(self, series: str) -> bool:
+        """True if `series` is one number per step: a series, or an element such as `probe/reading[head=0]`."""
+        with suppress(StagelensError):
+            self.timeline.scalar(series)
+            return True
+        return False
+
+    @property
+    def seed(self) -> int | None:
+        """The seed; None if a user's loop gave none."""
+        return self.manifest.seed if self.manifest.seeded else None
 
     @property
     def unit(self) -> str:
@@ -299,7 +311,10 @@ class Run:
         known = self.checkpoints
         if not known:
             raise UsageError(f"run {self.name!r} has no checkpoint yet")
-        wanted = known[-1] if step is None else int(step)
+        try:
+            wanted = known[-1] if step is None else int(step)
+        except (TypeError, ValueError, OverflowError):
+            raise UsageError(f"step {step!r}: expected a training step, or None for the last one") from None
         before = [saved for saved in known if saved <= wanted]
         last = max(known[-1], *map(int, self.timeline.steps[-1:]))
         if not before or wanted > last:
@@ -318,4 +333,5 @@ class Run:
         return model
 
     def __repr__(self) -> str:
-        return f"<Run {self.name}: {self.manifest.task}, seed {self.manifest.seed}, {self.status}>"
+        seed = "" if self.seed is None else f", seed {self.seed}"
+        return f"<Run {self.name}: {self.manifest.task}{seed}, {self.status}>"

@@ -23,7 +23,7 @@ def summary_of(run: Run) -> dict[str, Any]:
         "task": manifest.task,
         "preset": manifest.preset,
         "config": manifest.config,
-        "seed": manifest.seed,
+        "seed": run.seed,
         "status": run.status,
         "error": manifest.error,
         "steps": max(manifest.steps, step or 0),  # the manifest of a user's loop has them when the loop ended

@@ -37,7 +37,7 @@ def check_measures(plan: SweepPlan, measures: Sequence[Measure]) -> None:
     else:
         timeline, later = first_measurement(experiment, plan)
     for measure in named:
-        if curve_name(measure.series, timeline).series not in later:
+        if curve_name(measure.among(timeline).series, timeline).series not in later:
             check_series(timeline, measure)
 
 

@@ -12,12 +12,14 @@
 | `transition1`, `transition2`, ... | the step at which a transition is steepest |
 | `stages`, `plateaus`, `transitions` | how many |
 | `event:NAME` | when an event of a flow first happened |
+
+An exact name of a series is that series: `recall@10`, `recall@10:best`, `plateau_length:recall@10`.
 """
 
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import isfinite, nan
 from typing import TYPE_CHECKING, Any
 
@@ -37,7 +39,8 @@ PLATEAU = "plateau_length"
 THRESHOLD = "50%"  # of the first value of a series: the default end of a plateau
 COUNTS = {"stages": None, "plateaus": "plateau", "transitions": "transition"}
 MOMENTS = ("final", "best", "min", "max", "stageN")
-PARTS = re.compile(r"(?P<name>[^:@\[\]]+(\[.*?\]\s*\)?)?)\s*(:(?P<when>.+?))?(@(?P<threshold>[^@\]]+))?")
+PARTS = re.compile(r"(?P<name>[^:\[\]]+(\[.*?\]\s*\)?)?)\s*(:(?P<when>.+))?")
+UNTIL = re.compile(rf"{PLATEAU}\s*(:(?P<name>.+?))?(@(?P<threshold>[^@\]]+))?")
 
 
 @dataclass(frozen=True)
@@ -68,7 +71,17 @@ class Measure:
         """True if a run may end before it."""
         return self.kind in (PLATEAU, "transition", "event", "stage")
 
+    def among(self, timeline: Timeline) -> Measure:
+        """Returns what the text means for a run with `timeline`: an exact name of a series is that series."""
+        if self.text.strip() in timeline:
+            return Measure(self.text, self.text.strip())
+        longer = f"{self.series}@{self.threshold}"
+        return replace(self, series=longer, threshold=THRESHOLD) if longer in timeline else self
+
     def __call__(self, run: Run) -> Measured:
+        return self.among(run.timeline)._of(run)
+
+    def _of(self, run: Run) -> Measured:
         if self.kind in COUNTS:
             kind = COUNTS[self.kind]
             return Measured(float(sum(kind in (None, stage.kind) for stage in run.stages())))
@@ -100,17 +113,13 @@ class Measure:
 
 def parse_measure(text: str) -> Measure:
     """Returns the sweep metric that `text` names. A text that names none is an error before anything runs."""
+    if until := UNTIL.fullmatch(text.strip()):
+        return _until(text, (until["name"] or "").strip(), until["threshold"] or "")
     found = PARTS.fullmatch(text.strip())
     if found is None:
         raise UsageError(f"measure {text!r}: expected a series, as loss:final, or plateau_length, transition1, stages")
     name, when = found["name"].strip(), (found["when"] or "").strip() or None
-    curve_name(when if name == PLATEAU and when else name)  # an error if its brackets are wrong
-    if name == "plateau_length":
-        threshold = found["threshold"] or (THRESHOLD if when else "")
-        _threshold(threshold or THRESHOLD, 1.0)
-        return Measure(text, series=when or "", kind=name, threshold=threshold)
-    if found["threshold"]:
-        raise UsageError(f"measure {text!r}: only plateau_length has a threshold, as plateau_length:{name}@0.1")
+    curve_name(name)  # an error if its brackets are wrong
     if name in COUNTS and when is None:
         return Measure(text, kind=name)
     if name == "event" and when:
@@ -124,6 +133,15 @@ def parse_measure(text: str) -> Measure:
     return Measure(text, series=name, kind=when or "final")
 
 
+def _until(text: str, series: str, threshold: str) -> Measure:
+    """Returns the sweep metric of a plateau of `series`, which ends at `threshold`; empty: the run's own."""
+    if series:
+        curve_name(series)
+    threshold = threshold or (THRESHOLD if series else "")
+    _threshold(threshold or THRESHOLD, 1.0)
+    return Measure(text, series=series, kind=PLATEAU, threshold=threshold)
+
+
 def check_event(name: str, experiment: Any) -> None:
     """Raises an error if `experiment` has no event called `name`."""
     events: Any = getattr(experiment, "events", tuple)()
@@ -133,11 +151,14 @@ def check_event(name: str, experiment: Any) -> None:
 
 def check_series(timeline: Timeline, measure: Measure) -> None:
     """Raises an error unless the series of `measure` is one curve of numbers in `timeline`."""
-    curve(timeline, measure.series)
+    curve(timeline, measure.among(timeline).series)
 
 
 def curve(timeline: Timeline, name: str) -> tuple[Floats, Floats]:
     """Returns (steps, values) of the one curve that `name` means, at the steps at which it was measured."""
+    series, _, threshold = name.rpartition("@")
+    if threshold and series in timeline and curve_name(name, timeline).series not in timeline:
+        raise UsageError(f"measure {name!r}: only {PLATEAU} has a threshold, as {PLATEAU}:{name}")
     found = one_curve(timeline, name)
     if found.labels:
         raise UsageError(f"series {name!r} holds labels ({', '.join(found.labels)}); a measure needs numbers")

@@ -100,13 +100,15 @@ def run_folder(runs: Path, name: str, resume: bool) -> Path:
 def loop_manifest(config: Any, stage_names: Sequence[str], probes: Sequence[str], device: str = "cpu") -> Manifest:
     """Returns the manifest of a run that no task made. An integer `seed` of `config` becomes the run's seed."""
     settings = settings_of(config)
-    seed = settings.pop("seed") if type(settings.get("seed")) is int else 0
+    seeded = type(settings.get("seed")) is int
+    seed = settings.pop("seed") if seeded else 0
     return new_manifest(
         task=OwnLoop.id,
         plugin="",
         preset="",
         config=settings,
         seed=seed,
+        seeded=seeded,
         kind=OwnLoop.id,
         steps=0,
         stage_names=[str(name) for name in stage_names],

@@ -47,7 +47,7 @@ class Recorder(MemoryRecorder):
             run can be read meanwhile. `finish()`, or the end of a `with` block, adds stages, figures and the report.
         runs: The runs directory. Default: `$STAGELENS_RUNS`, else `runs`.
         config: What to store with the run: a mapping, dataclass or namespace of settings. Its key `seed` is the run's
-            seed: runs that differ in it alone are compared as seeds of one group.
+            seed: runs that differ in it alone are compared as seeds of one group. A run without it goes by its name.
         resume: Continue the run of this name, if there is one, with the same `config` or none. A step that is measured
             again is replaced.
         stage_names: Names of the transitions, in order.
