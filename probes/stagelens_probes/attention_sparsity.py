@@ -54,7 +54,7 @@ def _measured(weights: Weights) -> Measured:
     the sparsity 1 - H / log(number of visible keys) and the weight of the first key.
     """
     a, queries = weights.values, weights.queries
-    entropy = _entropy(a)  # [batch, head, query]
+    entropy = torch.cat([_entropy(step) for step in queries.steps(a)], dim=-1)  # [batch, head, query]
     sparsity = 1 - entropy / queries.count.to(a.dtype).log()[:, None]
     values = torch.stack([entropy, entropy.exp(), a.amax(-1), sparsity, a[..., 0]], dim=-1)
     return Measured(values, (queries.visible[..., 0] / queries.count).to(a.dtype))
@@ -63,7 +63,7 @@ def _measured(weights: Weights) -> Measured:
 def _entropy(a: Tensor) -> Tensor:
     """Returns -sum a log a over the keys of `a` [batch, head, query, key], [batch, head, query]; 0 log 0 = 0."""
     log_a = a.clamp(min=torch.finfo(a.dtype).tiny).log_()  # several times faster than special.entr
-    return -log_a.mul_(a).sum(-1)
+    return log_a.mul_(a).sum(-1).neg_()
 
 
 def by_third(sparsity: Tensor) -> tuple[Tensor, Tensor]:

@@ -47,8 +47,7 @@ def _or_scaled(sizes: Tensor, tensors: Sequence[Tensor], rows: Callable[[Tensor]
     fine = ordinary(sizes)
     if all(fine):
         return sizes
-    fine = [right or is_zero(one) for right, one in zip(fine, tensors, strict=True)]
-    if all(fine):
+    if all_zero([one for right, one in zip(fine, tensors, strict=True) if not right]):
         return sizes
     found = zip(sizes, fine, tensors, strict=True)
     return torch.stack([size if right else _scaled_row_norms(wide(rows(one))) for size, right, one in found])
@@ -73,10 +72,10 @@ def ordinary(sizes: Tensor, small: float = SMALL) -> list[bool]:
     return found
 
 
-def is_zero(tensor: Tensor) -> bool:
-    """Returns True if all entries are 0; False under `torch.vmap`, where values cannot be inspected."""
+def all_zero(tensors: Sequence[Tensor]) -> bool:
+    """Returns True if all entries of `tensors` are 0; False under `torch.vmap`, where values cannot be inspected."""
     try:
-        return not tensor.any()
+        return not torch.cat([tensor.flatten() for tensor in tensors]).any()
     except RuntimeError:
         return False
 
@@ -87,7 +86,7 @@ def scale_of(tensor: Tensor, dim: tuple[int, ...]) -> Tensor:
     The dimensions `dim` have size 1 in the result. Dividing by a power of two is exact, so equal variances stay equal.
     """
     largest = tensor.abs().amax(dim, keepdim=True)  # many times faster than a norm of order infinity
-    return torch.where((largest > 0) & largest.isfinite(), largest.log2().floor().exp2(), 1.0)
+    return largest.log2().floor().nan_to_num(0.0, 0.0, 0.0).exp2()  # the logarithm of 0 is infinite, too
 
 
 def joint_norm(norms: Iterable[Tensor]) -> Tensor:

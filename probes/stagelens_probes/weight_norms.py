@@ -89,7 +89,8 @@ class WeightNorms(Probe):
         parameters = dict(context.model.named_parameters())
         yield Reading("norm", norms(list(parameters.values())), ("parameter",), {"parameter": list(parameters)})
 
-        heads = {name: p for name, p in parameters.items() if has_heads(name, p, context)}
+        with_heads = context.constant("parameters with heads", lambda: _with_heads(parameters, context))
+        heads = {name: parameters[name] for name in with_heads}
         heads = heads or getattr(context.model, "head_matrices", dict)()  # of a watched model: parts of its matrices
         if heads:
             per_head = stacked_row_norms(list(heads.values()))
@@ -110,6 +111,10 @@ class WeightNorms(Probe):
             self.state = {name: p.detach().clone() for name, p in parameters.items()}
         moved = norms([p.detach() - self.state[name].to(p) for name, p in parameters.items()])
         return Reading("from_start", moved, ("parameter",), {"parameter": list(parameters)})
+
+
+def _with_heads(parameters: dict[str, Tensor], context: ProbeContext) -> list[str]:
+    return [name for name, parameter in parameters.items() if has_heads(name, parameter, context)]
 
 
 def _of_products(context: ProbeContext) -> Iterable[Reading | Omitted]:

@@ -243,3 +243,13 @@ def test_fewer_sequences_are_a_setting():
     np.testing.assert_allclose(some["mass"], fewer["mass"], rtol=1e-5)
     with pytest.raises(sl.StagelensError, match="max_queries=0 was given; give an integer from 1 up, or None for all"):
         sl.Recorder(transformer(), BOTH, batch, max_queries=0)
+
+
+def test_the_steps_of_a_pattern_have_all_its_weights_and_leave_out_masked_keys():
+    visible = torch.ones(40, 40, dtype=torch.bool).tril()
+    pattern = torch.randn(2, 3, 40, 40).masked_fill(~visible, -torch.inf).softmax(-1)
+    queries = read_queries(range(40), visible, n_batch=2, at_most=None)
+    steps = queries.steps(pattern)
+    assert [tuple(step.shape[2:]) for step in steps] == [(16, 16), (16, 32), (8, 40)]
+    joined = torch.cat([torch.nn.functional.pad(step, (0, 40 - step.shape[-1])) for step in steps], dim=2)
+    assert torch.equal(joined, pattern)

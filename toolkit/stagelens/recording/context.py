@@ -79,8 +79,11 @@ class ProbeContext:
 
     def sites(self, hook: str) -> list[Site]:
         """Returns the hook points that `hook` names: a full name, or a name within a block, which means every block."""
-        sites = [Site.of(name) for name in self.model.hook_dict]
-        return [site for site in sites if hook in (site.name, site.hook)]
+
+        def find() -> list[Site]:
+            return [site for site in map(Site.of, self.model.hook_dict) if hook in (site.name, site.hook)]
+
+        return list(self.constant(("sites", hook), find))
 
     def queries_at(self, site: Site) -> slice:
         """Returns the queries to read at `site`: in the last layer those that the loss reads, in earlier layers all.

@@ -14,6 +14,7 @@ from stagelens.recording.errors import DoesNotApply
 
 LONG = 32  # queries of a block of a long pattern
 AT_ONCE = 2**20  # weights of a block of any other
+STEP = 16  # queries of a step
 
 
 @dataclass(frozen=True)
@@ -39,6 +40,18 @@ class Queries:
     def count(self) -> Tensor:
         """The number of keys that each query sees, int [sequence, query]."""
         return self.visible.sum(-1)
+
+    @cached_property
+    def n_seen(self) -> list[int]:
+        """The number of keys up to the last one that each step of 16 queries sees."""
+        return [_n_seen(visible) for visible in torch.split(self.visible, STEP, dim=1)]
+
+    def steps(self, pattern: Tensor) -> list[Tensor]:
+        """Returns `pattern` [..., query, key] in steps of 16 queries, without the last keys if none of them sees them.
+
+        What is summed over the keys of a causal pattern is cheaper in steps, because they leave out most masked keys.
+        """
+        return [step[..., :n] for step, n in zip(torch.split(pattern, STEP, dim=-2), self.n_seen, strict=True)]
 
     def blocks(self, shape: Sequence[int]) -> list[Queries]:
         """Returns the queries in blocks of a pattern of `shape`, so that little of it is copied at once.
