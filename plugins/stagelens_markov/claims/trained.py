@@ -34,9 +34,9 @@ QUICK |= {"lr": 0.03, "train_size": 4224, "eval_size": 512}
 LONG: dict[str, Any] = {"batch_size": 600, "patience": 150, "steps": 4000, "eval_size": 1000}
 # Why most claims differ at these sizes, found on seed 0 after seeds 10 to 12 had been judged.
 TWO_PATTERNS = (
-    "reading: at the paper's sizes the minimal model learns I(1) and I(2) only, and two heads stay on I(1). Seed 0 does "
-    "the same with the preset `paper`, with u = 0.05, and in 6,000 steps on fresh data at a constant rate. C.1 does "
-    "not give its u"
+    "reading: at the paper's sizes the minimal model learns I(1) and I(2) only, and two heads stay on I(1). Seed 0 "
+    "does the same with the preset `paper`, with u = 0.05, and in 6,000 steps on fresh data at a constant rate. C.1 "
+    "does not give its u"
 )
 # Table 4's intervals of four lags and Table 3's feedforward layer. The rest is smaller than the paper (d = 50, T = 20,
 # width 255, batches of 3,000, which take hours), and the start is that of the preset `quick`.
