@@ -159,7 +159,10 @@ class Emergence(Claim):
     reason = {
         "quick": "size: signs and order hold, but the exponents are smaller (pairs 1.39, tokens 0.21). Our models have "
         "2 layers of width 64 and up to 8 pairs of 32 tokens, the paper's 4 of width 256 and 32 pairs of 256; its "
-        "threshold of 5% accuracy is below chance here, so 50% counts"
+        "threshold of 5% accuracy is below chance here, so 50% counts",
+        "long": "size: more pairs delay it in every seed, but in two of three seeds the plateaus at 16 and 32 tokens "
+        "are in the other order. The interval of the exponent of tokens (0.20) contains 0. Our models have 2 layers of "
+        "width 64 and up to 12 pairs of 64 tokens, the paper's 4 of width 256 and 32 pairs of 256",
     }
 
     def checks(self, lab: Lab) -> Iterable[Check]:
