@@ -28,6 +28,8 @@ KNOWN = {"status": "failed", "timeline": "", "format": 1}  # what must be right 
 
 def poisoned(kind: Any) -> Any:
     """A value of a manifest's field that is hostile wherever it can be."""
+    if kind is bool:  # pydantic refuses texts in it
+        return False
     if kind is str:
         return HOSTILE
     if kind == manifest.Texts:

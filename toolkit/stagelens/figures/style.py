@@ -179,7 +179,8 @@ def width_of(text: str, size: float = 7) -> float:
     """Returns the width of a text in points, of its longest line."""
     letters = FontProperties(size=size)
     lines = [line for line in text[:MOST_LETTERS].splitlines() if line]
-    widths = [_measuring().get_text_width_height_descent(line, letters, ismath=False)[0] for line in lines]
+    with unprinted_letters():
+        widths = [_measuring().get_text_width_height_descent(line, letters, ismath=False)[0] for line in lines]
     return max(widths, default=0.0) * 72 / DPI
 
 
@@ -188,14 +189,21 @@ def _measuring() -> RendererAgg:
     return RendererAgg(1, 1, DPI)
 
 
+@contextmanager
+def unprinted_letters() -> Iterator[None]:
+    """Silences the warning about a letter without a glyph, which would print untrusted letters to the terminal."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Glyph .* missing", UserWarning)
+        yield
+
+
 def save(figure: Figure, *paths: Path) -> None:
     """Writes `figure` as png, svg and pdf files, by the endings of `paths`, each completely or not at all.
 
     This calls the canvas directly, because `savefig` would draw every figure twice.
     """
     dpi = figure.dpi
-    with styled(), warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "Glyph .* missing", UserWarning)  # the warning would print untrusted letters
+    with styled(), unprinted_letters():
         _clip_texts(figure)
         _lay_out(figure)
         for path in paths:
