@@ -200,8 +200,8 @@ class Repetition(Claim):
         "(0.995). Probably a query among 32 tokens is not rare enough; the paper has 256. By the end our runs overfit "
         "by less than 1% at p = 0.5 and by 7 to 11% at B = 4",
         "long": "size: in-context repetition does as stated (B = 2 and 2.5 of 10 pairs are 2.3 and 2.6 times as fast, "
-        "B = 5 overfits). Cross-sample repetition with p = 0.1 is faster than exactly once in two of three seeds, and p = "
-        "0.5 does not overfit. A query among 48 tokens may not be rare enough; the paper has 256",
+        "B = 5 overfits). Cross-sample repetition with p = 0.1 is faster than exactly once in two of three seeds, and "
+        "p = 0.5 does not overfit. A query among 48 tokens may not be rare enough; the paper has 256",
     }
 
     def checks(self, lab: Lab) -> Iterable[Check]:
